@@ -231,7 +231,7 @@ def mistakes(folder: Path) -> dict[str, tuple[object, ...]]:
         "cannot write 'cvs'": ("generate", "math", *x, "--steps", 1, "--format", "cvs"),
         "workers and slots must be at least 1": ("characterize", "x", "--workers", 0),
         "gone: no such file": ("compare", folder / "gone", folder / "empty.jsonl"),
-        "metrics.jsonl: no such file; is this": ("compare", folder / "nothing", folder),
+        "metrics.jsonl: no such file (is this": ("compare", folder / "nothing", folder),
         "bad.json: no list step_s": ("compare", folder / "bad.json", folder / "empty.jsonl"),
         "empty.jsonl: no steps in it": ("compare", folder / "empty.jsonl", folder / "gone"),
     }

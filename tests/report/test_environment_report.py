@@ -150,13 +150,13 @@ def test_the_page_has_curves_of_turns_waits_and_calls(episodes, tmp_path):
     assert facts["wait_share"] == pytest.approx(0.3375)
     assert (facts["tools_idle_s"], facts["tools_bubble"]) == (6.5, 0.325)
     assert (facts["tool_calls"], facts["failed_calls"]) == (3, 1)
-    assert "Of 3 calls, those of responses that were thrown away included, 1 failed" in text
+    assert "1 of 3 calls failed (33.3%), including those of responses" in text
     assert "57.5% of the rollouts (32.5% by tools)" in text
     figure = data["figures"]["environment"]
     go.Figure(figure)
     curves = {trace["name"]: trace["y"] for trace in figure["data"]}
     assert curves == {
-        "turns a response": [2.0],
+        "turns per response": [2.0],
         "calls": [3],
         "failed calls": [1],
         "seconds waited": [3.375],

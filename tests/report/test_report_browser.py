@@ -80,7 +80,7 @@ def test_a_page_holds_ten_megabytes_of_them_at_most(copy):
     said = f"{len(data['rows'])} of {frame.height:,} responses are in this page"
     text = (folder / "report.html").read_text(encoding="utf-8")
     assert said in text
-    assert "as far as 10 MB go" in text
+    assert "up to 10 MB" in text
 
 
 def test_of_a_very_long_text_the_middle_is_left_out(copy):

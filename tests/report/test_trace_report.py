@@ -82,7 +82,7 @@ def test_one_task_is_not_named_in_every_title(tmp_path: Path) -> None:
     text = write_trace_report(trace, characterize(trace), tmp_path / "p.html").read_text()
     assert "<h2>Response lengths</h2>" in text
     assert set(embedded(text)["figures"]) == {"lengths-0", "steps-0", "waiting-0"}
-    assert "Too few steps to speak of a trend" in text
+    assert "Too few steps for a trend" in text
 
 
 def test_a_task_s_name_cannot_break_the_page(tmp_path: Path) -> None:

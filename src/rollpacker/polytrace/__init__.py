@@ -1,4 +1,1 @@
-"""PolyTrace: workload traces of RL jobs: read, characterise, fit, generate, replay, compare.
-
-It knows no runtime, no simulator and no policy.
-"""
+"""PolyTrace: read, characterise, fit, generate, replay and compare workload traces of RL jobs."""

@@ -1,4 +1,4 @@
-"""How near two timed tables are: simulated and measured, or a replay and its original."""
+"""Compare two timed tables: simulated and measured, or a replay and its original."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from rollpacker.polytrace.schema import TraceError
 STEP = "step"
 """Name of the whole step among the phases."""
 METRICS = {STEP: "step_time", "rollout": "timing_s/rollout", "train": "timing_s/train"}
-"""Phases that a run times itself, and by which metric."""
+"""Metrics of the phases that a run times itself."""
 _PHASES = {metric: phase for phase, metric in METRICS.items()}
 _SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accuracy:
-    """Of one phase over steps; an accuracy is below 0 when the error exceeds the measurement."""
+    """Accuracy of one phase over steps. It is below 0 if the error exceeds the measurement."""
 
     mean: float
     worst: float
@@ -37,8 +37,8 @@ class Comparison:
     Args:
         accuracy_mean: of the step time, over steps.
         accuracy_worst: of the step time, in the worst step.
-        phases: the phases that both sides have, the whole step left out.
-        instant: of them, left out too: measured as 0 s in a step, and not predicted as that.
+        phases: the phases that both sides have, without the whole step.
+        instant: phases left out because a step measured 0 s and the prediction was not 0 s.
         total: accuracy of the sum of the step times.
     """
 
@@ -55,7 +55,7 @@ class TimedSteps:
     """Seconds by step.
 
     Args:
-        phases: seconds of each phase in each step, ``STEP`` among them.
+        phases: seconds of each phase in each step, including ``STEP``.
     """
 
     source: str
@@ -66,8 +66,8 @@ class TimedSteps:
 def compare(predicted: TimedSteps, measured: TimedSteps) -> Comparison:
     """Compare two tables of the same steps.
 
-    Raises ``TraceError``, naming steps that one lacks, or a step in which a time is negative or
-    unknown, or that was measured as 0 s.
+    Raises ``TraceError`` if one lacks steps, if a time is negative or unknown, or if a step was
+    measured as 0 s.
     """
     for one, other in ((predicted, measured), (measured, predicted)):
         if lacking := sorted(set(other.steps) - set(one.steps)):
@@ -96,7 +96,7 @@ def compare(predicted: TimedSteps, measured: TimedSteps) -> Comparison:
 def _accuracies(
     name: str, given: Sequence[float], seen: Sequence[float], steps: Sequence[int]
 ) -> NDArray[np.float64]:
-    """Of each step; not finite where a phase was measured as 0 s and predicted as more."""
+    """Accuracy of each step, not finite if a phase was measured as 0 s and predicted as more."""
     predicted, measured = np.asarray(given, np.float64), np.asarray(seen, np.float64)
     least = measured > 0.0 if name == STEP else measured >= 0.0
     bad = ~(np.isfinite(predicted) & np.isfinite(measured) & least)
@@ -119,20 +119,20 @@ def _named(steps: Sequence[int]) -> str:
 def read_timed(path: Path) -> TimedSteps:
     """Read a run folder, a ``metrics.jsonl``, JSON lines of one step each, or a JSON object.
 
-    A step's object holds metrics (``step_time``, ``timing_s/rollout``, ``timing_s/train``) or
-    seconds (``step_s``, ``rollout_s``, ...) and its number as ``step``; a JSON object holds lists
-    of seconds by the latter names, with the numbers as ``steps`` (0 on by default). Of a step that
-    comes twice, as after a resume, the last counts. Raises ``TraceError``.
+    A line holds metrics (``step_time``, ``timing_s/rollout``, ``timing_s/train``) or seconds
+    (``step_s``, ``rollout_s``, ...) and its number as ``step``. A JSON object holds lists of
+    seconds by the latter names, and the numbers as ``steps`` (default: from 0). If a step comes
+    twice, as after a resume, the last one counts. Raises ``TraceError``.
     """
     file = path / "metrics.jsonl" if path.is_dir() else path
     if not file.is_file():
         raise TraceError(
-            f"{file}: no such file{'; is this a run folder?' if path.is_dir() else ''}"
+            f"{file}: no such file{' (is this a run folder?)' if path.is_dir() else ''}"
         )
     try:
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise TraceError(f"{file}: not text; expected JSON or JSON lines") from None
+        raise TraceError(f"{file}: not text, expected JSON or JSON lines") from None
     rows = _from_lists(file, text) if file.suffix == ".json" else _from_lines(file, text)
     return _table(file, rows)
 
@@ -181,7 +181,7 @@ def _from_lists(file: Path, text: str) -> dict[int, dict[str, float]]:
     try:
         found: object = json.loads(text)
     except ValueError:
-        raise TraceError(f"{file}: not JSON; JSON lines are named *.jsonl") from None
+        raise TraceError(f"{file}: not JSON (JSON lines are named *.jsonl)") from None
     if not isinstance(found, dict):
         raise TraceError(f"{file}: expected an object with a list step_s")
     data = cast(dict[str, Any], found)
@@ -217,7 +217,6 @@ def _rows(file: Path, steps: object, columns: dict[str, list[Any]]) -> dict[int,
 
 
 def _phase(key: str) -> str | None:
-    """The phase that a key holds the seconds of."""
     if key in _PHASES:
         return _PHASES[key]
     known = key.endswith("_s") and "/" not in key and not key.startswith(("mean_", "wall"))

@@ -1,7 +1,4 @@
-"""What a workload is like, in numbers and in words.
-
-What tail batching would gain on it is simulated (``sim.estimate``): there is one estimate.
-"""
+"""Describe a workload in numbers and in sentences."""
 
 from __future__ import annotations
 
@@ -37,10 +34,10 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Engines of a rollout; a decode step of B sequences takes ``base_s + per_sequence_s * B``.
+    """Engines of a rollout. A decode step of B sequences takes ``base_s + per_sequence_s * B``.
 
     Args:
-        workers: engines; prompts are dealt to them in equal runs.
+        workers: engines. Prompts are dealt to them in equal runs.
         slots: sequences that an engine decodes at once.
     """
 
@@ -62,8 +59,8 @@ class SynchronousRound:
 
     Args:
         seconds: until the last engine is done.
-        idle: share of the engines' time in which one has nothing left to decode.
-        bubble: share of the decode slots' time that is empty, idle engines included.
+        idle: share of the engines' time after an engine's last response.
+        bubble: share of the decode slots' time that is empty, including idle engines.
     """
 
     seconds: float
@@ -72,11 +69,9 @@ class SynchronousRound:
 
 
 def synchronous_round(lengths: Ints, layout: Layout) -> SynchronousRound:
-    """Decode responses of these lengths, in prompt order, none aborted; prefill is left out.
+    """Decode responses of these lengths, in prompt order, without aborts and prefill.
 
-    Empty responses take no time, and nobody waits where all are empty.
-
-    ``lengths``: tokens, shape (n,).
+    Empty responses take no time. ``lengths``: tokens, shape (n,).
     """
     shares = np.array_split(lengths, layout.workers)
     most = max(share.size for share in shares)
@@ -93,7 +88,7 @@ def synchronous_round(lengths: Ints, layout: Layout) -> SynchronousRound:
 
 
 def synchronous_rounds(samples: pl.DataFrame, layout: Layout) -> dict[int, SynchronousRound]:
-    """The round of each step; ``samples`` in prompt order, steps together."""
+    """Return the round of each step. ``samples`` are in prompt order, steps together."""
     lengths = samples.group_by("step", maintain_order=True).agg("response_tokens")
     return {
         step: synchronous_round(np.asarray(tokens, np.int64), layout)
@@ -128,7 +123,7 @@ def _admitted(lengths: Ints, slots: int) -> Ints:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imbalance:
-    """Busiest data-parallel rank's tokens over the mean rank's, 1 when even; mean over steps.
+    """Busiest data-parallel rank's tokens over the mean rank's, averaged over steps. 1 if even.
 
     Args:
         balanced: longest first to the least loaded rank.
@@ -139,7 +134,7 @@ class Imbalance:
 
 
 def imbalance(samples: pl.DataFrame, workers: int) -> Imbalance:
-    """Load of the ranks of the trace, or of ``workers`` equal runs of prompts where it has none.
+    """Return the load of the trace's ranks, or of ``workers`` equal runs of prompts without ranks.
 
     A response counts its prompt and its tokens, as in training.
     """
@@ -165,7 +160,7 @@ def _step_imbalance(step: pl.DataFrame, workers: int) -> tuple[float, float]:
 
 
 def _balanced(loads: Floats, ranks: int) -> float:
-    """Busiest rank's load when the longest go first, each to the least loaded rank."""
+    """Busiest rank's load if the longest go first, each to the least loaded rank."""
     heap = [0.0] * ranks
     for load in np.sort(loads)[::-1].tolist():
         heapq.heapreplace(heap, heap[0] + load)
@@ -176,7 +171,7 @@ def _balanced(loads: Floats, ranks: int) -> float:
 
 
 def tool_latency_share(samples: pl.DataFrame) -> float | None:
-    """Tool seconds over tool and engine seconds of all responses; None where not timed."""
+    """Return tool seconds over tool and engine seconds of all responses. None without times."""
     tools = samples.select(pl.col("tools").explode().struct.field("latency_s").sum()).item()
     engine = samples.select(pl.col("turns").explode().struct.field("latency_s").sum()).item()
     total = (tools or 0.0) + (engine or 0.0)
@@ -184,7 +179,7 @@ def tool_latency_share(samples: pl.DataFrame) -> float | None:
 
 
 def prefix_cache_share(samples: pl.DataFrame) -> float | None:
-    """Prompt tokens of turns found in the prefix cache over all; None where not recorded."""
+    """Return the share of turns' prompt tokens found in the prefix cache. None without records."""
     turns = samples.select(pl.col("turns").explode()).to_series().struct.unnest()
     known = turns.drop_nulls(["cached_tokens", "prompt_tokens"])
     total = int(known["prompt_tokens"].cast(pl.Int64).sum())
@@ -194,10 +189,10 @@ def prefix_cache_share(samples: pl.DataFrame) -> float | None:
 def reward_time_share(
     samples: pl.DataFrame, batches: pl.DataFrame, rounds: dict[int, SynchronousRound]
 ) -> float | None:
-    """Reward seconds over reward and rollout seconds, as if one followed the other.
+    """Return reward seconds over reward and rollout seconds, as if one followed the other.
 
     Rewards of a step: its slowest rank's batch, else its slowest response. Rollout: from the first
-    start to the last end where recorded, else the round under the layout. None without timings.
+    start to the last end if recorded, else the round under the layout. None without timings.
     """
     reward_s, rollout_s = 0.0, 0.0
     slowest = dict(batches.group_by("step").agg(pl.col("reward_time_s").max()).iter_rows())
@@ -228,21 +223,21 @@ def _recorded(responses: pl.DataFrame) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskReport:
-    """One task of a trace. Lengths in tokens; None where the trace does not tell.
+    """One task of a trace. Lengths are in tokens. Values that the trace lacks are None.
 
     Args:
-        responses: finished responses; the figures are theirs.
+        responses: finished responses. The other values are theirs.
         aborted: responses left out, since only a lower bound of their length is known.
         mean: of the response lengths, as are ``p50`` to ``max``.
-        max_over_median: ``max / p50``, a median of 0 taken as 1.
-        cap_guessed: it is the longest response, which others are as long as.
-        cap_share: share of responses that were cut off.
+        max_over_median: ``max / p50``, with a median of at least 1.
+        cap_guessed: the cap is not recorded. It is the longest length, which several share.
+        cap_share: share of truncated responses.
         groups: prompts of a step with several responses.
-        icc: intraclass correlation of length within a prompt; below 0 by chance.
-        tail_index: Hill's exponent; the smaller, the heavier the tail.
-        tail_auc_first: see ``prediction.TailPrediction``.
-        idle_fraction: see ``synchronous_round.SynchronousRound``; of all rounds together.
-        reward_time_share: see ``shares``.
+        icc: intraclass correlation of length within a prompt. It may be below 0 by chance.
+        tail_index: Hill's exponent. The smaller it is, the heavier the tail.
+        tail_auc_first: see ``TailPrediction``.
+        idle_fraction: see ``SynchronousRound``, of all rounds together.
+        reward_time_share: see the function of this name.
     """
 
     responses: int
@@ -280,12 +275,9 @@ _UNUSED = ("task", "extra", "domain", "reward_kind")
 
 
 def characterize(trace: Trace, layout: Layout | None = None) -> dict[str, TaskReport]:
-    """Characterise every task of a trace.
+    """Characterise every task of a trace. Filtered responses count, aborted ones do not.
 
-    Raises ``TraceError`` when a task has no finished response.
-
-    Args:
-        trace: the workload; filtered responses count, aborted ones do not.
+    Raises ``TraceError`` if a task has no finished response.
     """
     chosen = layout or Layout()
     return {task: _task(task, trace, chosen) for task in trace.tasks}
@@ -341,18 +333,18 @@ def _task(task: str, trace: Trace, layout: Layout) -> TaskReport:
 
 
 def _untold(samples: pl.DataFrame) -> bool:
-    """Whether nothing is logged of the cap, nor of who was cut off."""
+    """Whether the trace records neither a cap nor truncation."""
     return all(samples[name].null_count() == samples.height for name in ("cap", "truncated"))
 
 
 def _over(seconds: Floats, shares: list[float]) -> float:
-    """Mean of the rounds' shares, by their seconds; 0 where none takes time."""
+    """Mean of the rounds' shares, weighted by their seconds. 0 if none takes time."""
     total = float(seconds.sum())
     return float(seconds @ shares) / total if total else 0.0
 
 
 def _cap_share(samples: pl.DataFrame, cap: int | None) -> float:
-    """Share that the trace calls truncated, or at the cap where it does not tell."""
+    """Share of responses that the trace calls truncated, or that are at the cap if it does not."""
     at_cap = pl.lit(False) if cap is None else pl.col("response_tokens") >= cap
     return float(samples.select(pl.col("truncated").fill_null(at_cap).mean()).item())
 
@@ -363,7 +355,7 @@ _SURE = 0.01
 
 
 def sentences(report: TaskReport) -> list[str]:
-    """What to know of a task, most telling first."""
+    """Return facts about a task, most important first."""
     parts: tuple[Callable[[TaskReport], list[str]], ...] = (
         _lengths,
         _correlation,
@@ -378,9 +370,9 @@ def sentences(report: TaskReport) -> list[str]:
 
 def _lengths(report: TaskReport) -> list[str]:
     if report.max == 0.0:
-        return ["all responses are empty: the log holds no lengths to go by"]
+        return ["all responses are empty: the log holds no lengths"]
     told = [
-        f"responses have a median of {report.p50:.0f} and a mean of {report.mean:.0f} tokens; one"
+        f"responses have a median of {report.p50:.0f} and a mean of {report.mean:.0f} tokens. One"
         f" in a hundred exceeds {report.p99:.0f}, and the longest, {report.max:.0f}, is"
         f" {report.max_over_median:.1f}x the median"
     ]
@@ -409,13 +401,12 @@ def _correlation(report: TaskReport) -> list[str]:
 
 def _unknown_correlation(report: TaskReport) -> str:
     if report.groups == 0:
-        return "prompts have one response each, so nothing is known of the spread within a prompt"
+        return "prompts have one response each, so the spread within a prompt is unknown"
     if report.groups == 1:
         return (
-            "only one prompt has several responses, so nothing is known of how prompts differ in"
-            " length"
+            "only one prompt has several responses, so the differences between prompts are unknown"
         )
-    return "all responses are equally long, so length can be correlated with nothing"
+    return "all responses are equally long, so length has no correlation"
 
 
 def _prediction(report: TaskReport) -> list[str]:
@@ -423,12 +414,12 @@ def _prediction(report: TaskReport) -> list[str]:
     if report.tail_auc_first is not None:
         word = _word(report.tail_auc_first)
         told.append(
-            f"the first response to finish tells {word} which prompts hold the tail"
+            f"the first response to finish predicts the prompts of the tail {word}"
             f" (area under the curve {report.tail_auc_first:.2f})"
         )
     if report.tail_auc_history is not None:
         word = _word(report.tail_auc_history)
-        told.append(f"earlier visits tell {word} ({report.tail_auc_history:.2f})")
+        told.append(f"earlier visits predict them {word} ({report.tail_auc_history:.2f})")
     return told
 
 
@@ -438,20 +429,20 @@ def _word(area: float) -> str:
 
 def _waiting(report: TaskReport) -> list[str]:
     told = [
-        f"in synchronous rounds the engines would have nothing to do for {report.idle_fraction:.0%}"
+        f"in synchronous rounds the engines would be idle for {report.idle_fraction:.0%}"
         f" of the time, and {report.bubble_fraction:.0%} of the decode slots' time would be empty"
     ]
     if report.load_imbalance.as_dealt >= 1.1:
         told.append(
             f"the busiest data-parallel rank has {report.load_imbalance.as_dealt:.2f}x the mean"
-            f" load; balancing by length would make it {report.load_imbalance.balanced:.2f}x"
+            f" load, and {report.load_imbalance.balanced:.2f}x if balanced by length"
         )
     return told
 
 
 def _elsewhere(report: TaskReport) -> list[str]:
     told = {
-        "rewards take {:.0%} of rollout and reward time when one follows the other": (
+        "rewards take {:.0%} of rollout and reward time if one follows the other": (
             report.reward_time_share
         ),
         "tools take {:.1%} of the time of a response": report.tool_latency_share,
@@ -464,7 +455,7 @@ def _drift(report: TaskReport) -> list[str]:
     if report.drift is None or report.drift.slope_p >= _SURE:
         return []
     way = "grow" if report.drift.slope > 0.0 else "shrink"
-    return [f"lengths {way} by about {abs(report.drift.slope):.1%} a step"]
+    return [f"lengths {way} by about {abs(report.drift.slope):.1%} per step"]
 
 
 def _missing(report: TaskReport) -> list[str]:

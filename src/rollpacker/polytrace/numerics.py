@@ -20,7 +20,7 @@ def normal_cdf(x: ArrayLike) -> Floats:
 
 
 def midranks(x: ArrayLike) -> Floats:
-    """Ranks from 1, ties share their mean."""
+    """Ranks from 1. Ties share their mean."""
     return np.asarray(stats.rankdata(x), np.float64)
 
 

@@ -1,7 +1,7 @@
-"""One schema for every workload trace: a table with one row a response, and two of a batch each.
+"""One schema for every workload trace: a table of responses, and two small tables of batches.
 
-Native form: one parquet of ``SAMPLES`` whose metadata names ``VERSION``; the two smaller tables
-travel in its key-value metadata.
+The native form is one parquet of ``SAMPLES`` whose metadata names ``VERSION`` and holds the two
+small tables.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ SAMPLES: dict[str, pl.DataType] = {
 }
 """Columns of the table of responses.
 
-``prompt`` is stable within a task (the same prompt in two epochs has the same id where the source
-tells). ``response_tokens`` counts generated tokens, over all turns. ``cap``: longest response that
-the run allowed, null when unknown. ``state``: ``kept``, ``filtered`` (dynamic sampling) or
-``aborted`` (``response_tokens`` is then a lower bound). ``extra``: JSON of what the source had
-and no column holds, so that an export gives the source back.
+``prompt`` is stable within a task (also across epochs, if the source identifies prompts).
+``response_tokens`` counts generated tokens, over all turns. ``cap``: longest response that the run
+allowed, null if unknown. ``state``: ``kept``, ``filtered`` (dynamic sampling) or ``aborted``
+(``response_tokens`` is then a lower bound). ``extra``: JSON of the source's other keys, so that an
+export reproduces the source.
 """
 
 REWARD_BATCHES: dict[str, pl.DataType] = {
@@ -87,9 +87,9 @@ class Trace:
     """A workload.
 
     Args:
-        samples: one row a response, columns ``SAMPLES``.
+        samples: one row per response, columns ``SAMPLES``.
         reward_batches: seconds that a rank spent on the rewards of a step, ``REWARD_BATCHES``.
-        filters: which prompts of a generation batch survived dynamic sampling, ``FILTERS``.
+        filters: prompts of a generation batch that dynamic sampling kept, ``FILTERS``.
     """
 
     samples: pl.DataFrame
@@ -106,20 +106,19 @@ class Trace:
         return self.samples, self.reward_batches, self.filters
 
     def only(self, task: str) -> Trace:
-        """The rows of one task."""
         return Trace.of(table.filter(pl.col("task") == task) for table in self.tables)
 
     def of_training(self) -> Trace:
-        """Without the responses of evaluations, whose domain is ``validation``, unless all are."""
+        """Drop responses of evaluations (domain ``validation``), unless all responses are."""
         rest = self.samples.filter(pl.col("domain").ne_missing("validation"))
         return replace(self, samples=rest) if rest.height else self
 
     @classmethod
     def of(cls, tables: Iterable[pl.DataFrame]) -> Trace:
-        """A trace from its ``tables``."""
+        """Make a trace from its ``tables``."""
         samples, reward_batches, filters = tables
         return cls(samples=samples, reward_batches=reward_batches, filters=filters)
 
 
 class TraceError(ValueError):
-    """A trace cannot be read; the message names the file, the line and the field."""
+    """A trace cannot be read. The message names the file, the line and the field."""

@@ -1,7 +1,4 @@
-"""Statistics of response lengths.
-
-Nothing here knows formats or models.
-"""
+"""Statistics of response lengths."""
 
 from __future__ import annotations
 
@@ -54,7 +51,7 @@ class QuantileTable:
 
     @classmethod
     def of(cls, values: ArrayLike, edge: float | None = None) -> QuantileTable:
-        """The table of a sample; ``edge``: one more level to keep (where an atom begins)."""
+        """Make the table of a sample. ``edge``: one more level to keep (the start of an atom)."""
         seen = np.maximum(np.asarray(values, np.float64), _SMALLEST)
         if seen.size == 0:
             raise ValueError("quantile table: no values")
@@ -69,7 +66,7 @@ class QuantileTable:
         )
 
     def at(self, levels: ArrayLike) -> Floats:
-        """Quantiles at these levels, any shape."""
+        """Return quantiles at these levels, any shape."""
         log = np.interp(np.asarray(levels), self.levels, np.log(self.values))
         return np.exp(log)
 
@@ -86,26 +83,26 @@ _CHANCE, _PROPERTY = 0.2, 0.6
 
 
 def finished(samples: pl.DataFrame) -> pl.DataFrame:
-    """Responses whose whole length is known: all but the aborted."""
+    """Return the responses of known length: all except aborted ones."""
     return samples.filter(pl.col("state").ne_missing("aborted"))
 
 
 def lengths_of(samples: pl.DataFrame) -> Floats:
-    """Tokens of each response, at least 1, shape (rows,)."""
+    """Return the tokens of each response, at least 1, shape (rows,)."""
     return np.maximum(samples["response_tokens"].to_numpy().astype(np.float64), 1.0)
 
 
 def correlations(tokens: Floats, groups: NDArray[np.int64]) -> tuple[float, float]:
-    """Intraclass correlation of length and of log length; nan where prompts have one response."""
+    """Return the ICC of length and of log length. NaN if prompts have one response."""
     return intraclass_correlation(tokens, groups), intraclass_correlation(np.log(tokens), groups)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
-    """What of a task's responses is taken.
+    """Counts of a task's responses, and their correlation.
 
     Args:
-        icc: intraclass correlation of length within a prompt; None with one response each.
+        icc: intraclass correlation of length within a prompt. None with one response each.
         icc_log: of log length.
     """
 
@@ -123,9 +120,9 @@ Dependence = Literal[
 
 
 def dependence(icc: float | None, icc_log: float | None) -> Dependence | None:
-    """What length is, by its intraclass correlations; None where they are unknown.
+    """Describe how prompts determine length, by the ICCs. None if they are unknown.
 
-    By the logarithm it is chance, since single long responses hide what the others tell.
+    The ICC of log length decides about chance, since single long responses dominate the other.
     """
     if icc is None or icc_log is None:
         return None
@@ -135,7 +132,7 @@ def dependence(icc: float | None, icc_log: float | None) -> Dependence | None:
 
 
 def read_of(samples: pl.DataFrame) -> Read:
-    """Of a task's samples, some of them finished."""
+    """Count a task's responses. At least one must be finished."""
     # Sums of floats depend on their order, and rows come in any.
     whole = finished(samples).sort("step", "prompt", "index")
     both = correlations(lengths_of(whole), visits(whole))
@@ -145,11 +142,11 @@ def read_of(samples: pl.DataFrame) -> Read:
 
 
 def known_cap(samples: pl.DataFrame) -> int | None:
-    """Longest response allowed, tokens; None where unknown.
+    """Return the longest allowed response in tokens, or None if it is unknown.
 
-    As recorded (unless responses are longer: it then limits one turn), else the maximum where
-    several responses share it, but not all: equal lengths tell nothing, nor does one response that
-    is repeated, as greedy sampling does in every step and group.
+    The recorded cap counts, unless responses are longer: then it limits one turn. Without one, the
+    maximum counts if several responses share it, but not all. Repetitions of one response do not
+    count, since greedy sampling repeats it in every step and group.
     """
     lengths = finished(samples)["response_tokens"].to_numpy()
     longest = int(lengths.max()) if lengths.size else 0
@@ -163,8 +160,10 @@ def known_cap(samples: pl.DataFrame) -> int | None:
 
 
 def _is_repeated(samples: pl.DataFrame, longest: int) -> bool:
-    """Whether all of this length may be one response: those of one prompt, each of another step, or
-    of groups in which lengths never differ."""
+    """Whether all responses of this length may be copies of one.
+
+    They are if they answer one prompt, either each in another step or in groups of equal lengths.
+    """
     at = samples.filter(pl.col("response_tokens") == longest).select("step", "prompt")
     if at["prompt"].n_unique() > 1:
         return False
@@ -175,15 +174,15 @@ def _is_repeated(samples: pl.DataFrame, longest: int) -> bool:
 
 
 def visits(samples: pl.DataFrame) -> NDArray[np.int64]:
-    """Number of the visit (a prompt in a step) of each row, 0 on, shape (rows,)."""
+    """Return the number of each row's visit (a prompt in a step), from 0, shape (rows,)."""
     keys = samples.select(pl.struct("step", "prompt").rank("dense") - 1).to_series()
     return keys.to_numpy().astype(np.int64)
 
 
 def tail_index(lengths: Floats, cap: float | None) -> float | None:
-    """Hill's exponent of the longest 5%, those at the cap censored; None where it has no tail.
+    """Return Hill's exponent (1975) of the longest 5%, with those at the cap censored.
 
-    Below 2 the variance does not settle, below 1 the mean does not. Hill (1975).
+    None if there is no tail. Below 2 the variance does not converge, below 1 the mean does not.
     """
     ordered = np.sort(lengths)[::-1]
     count = max(_LEAST_OF_TAIL, int(_MOST_OF_TAIL * ordered.size))
@@ -196,7 +195,8 @@ def tail_index(lengths: Floats, cap: float | None) -> float | None:
 
 
 def area_under_curve(scores: Floats, labels: NDArray[np.bool_]) -> float | None:
-    """Chance that a positive scores above a negative, ties by half; None without both."""
+    """Return the chance that a positive scores above a negative, ties by half. None without
+    both."""
     positives = int(labels.sum())
     negatives = labels.size - positives
     if positives == 0 or negatives == 0:
@@ -211,9 +211,9 @@ class Drift:
     """Change of a prompt's mean log length over steps.
 
     Args:
-        slope: change of log length a step (about the relative change of length).
+        slope: change of log length per step (about the relative change of length).
         slope_p: p-value of no linear trend (t test over visits).
-        differ_p: p-value of all steps being alike (Kruskal and Wallis over visits).
+        differ_p: p-value of equal distributions in all steps (Kruskal and Wallis over visits).
     """
 
     slope: float
@@ -222,7 +222,7 @@ class Drift:
 
 
 def drift(samples: pl.DataFrame) -> Drift | None:
-    """Drift over steps, visits of prompts counted once each; None with fewer than two steps."""
+    """Return the drift over steps, each visit counted once. None with fewer than two steps."""
     means = (
         samples.group_by("step", "prompt")
         .agg(pl.col("response_tokens").clip(1).log().mean().alias("log"))
@@ -240,12 +240,12 @@ def drift(samples: pl.DataFrame) -> Drift | None:
 # --- Predicting the tail from responses that have finished
 
 TAIL_SHARE = 0.2
-"""A prompt is of the tail when its longest response is among the longest fifth of prompts'."""
+"""A tail prompt's longest response is among the longest fifth of prompts'."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TailPrediction:
-    """Chance that a tail prompt scores above another (0.5: a coin), None where undefined.
+    """Chance that a tail prompt scores above another (0.5: a coin), None if undefined.
 
     Args:
         first: by the length of the first response of the prompt to finish.
@@ -262,7 +262,7 @@ def tail_prediction(samples: pl.DataFrame) -> TailPrediction:
     """Predict which visits of prompts hold a tail response.
 
     All responses of a prompt start together, so the shortest finishes first. The longest response
-    is never its own predictor: a prompt needs more responses than the predictor has seen.
+    never predicts itself: a prompt needs more responses than the predictor has seen.
     """
     length = pl.col("response_tokens")
     visits = samples.group_by("step", "prompt").agg(
@@ -303,10 +303,10 @@ _TAILS = (0.025, 0.975)
 
 
 def intervals(tokens: Floats, groups: NDArray[np.int64], seed: int = 0) -> dict[str, Interval]:
-    """95% intervals of ``mean``, ``p50``, ``p99``, ``icc`` and ``icc_log``.
+    """Return 95% intervals of ``mean``, ``p50``, ``p99``, ``icc`` and ``icc_log``.
 
-    Efron (1979), clusters drawn with replacement; of fewer draws for very large traces. Empty with
-    fewer than two visits; without the correlations where no two visits have two responses.
+    Efron (1979), with clusters drawn with replacement, and fewer draws for very large traces. Empty
+    with fewer than two visits. Without correlations if fewer than two visits have two responses.
 
     Args:
         tokens: lengths, at least 1, shape (n,).

@@ -1,4 +1,1 @@
-"""What a run looks like: HTML report, timeline, plots.
-
-Reports read what runs left behind: they know no running job.
-"""
+"""HTML reports, timelines and plots of finished runs, from their files."""

@@ -28,10 +28,10 @@ from rollpacker.report.run_report import run_facts
 BASELINE = "off"
 """The mode that speed-ups are relative to."""
 NOISY = 0.15
-"""Share of the cores that others take from which times are noise."""
+"""Times are noise if others take at least this share of the cores."""
 EARLY_STEP = 1
-"""The step whose charts are compared: early, when the modes' weights hardly differ, and after the
-first, which also warms caches."""
+"""The step whose charts are compared. It is early, because the modes' weights then hardly
+differ. It is not the first, which also warms caches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,24 +42,23 @@ class _Mode:
     gantt: Gantt
 
     def measured(self) -> dict[str, Any]:
-        """Seconds of a step, and the idle share of its rollouts."""
+        """Seconds per step, and the idle share of the rollouts."""
         facts = run_facts(self.run, self.gantt, None, figures.lost_tokens(self.run.samples))
         return {"step_s": facts["mean_step_s"], "rollout_bubble": facts["rollout_bubble"]}
 
 
 def write_comparison(runs: Mapping[str, Path], summary: Mapping[str, Any], out: Path) -> Path:
-    """Write a self-contained page that shows modes beside each other.
+    """Write a self-contained page that compares modes.
 
     Args:
-        runs: the run folder of each mode, ``off`` among them.
-        summary: ``before`` (accuracies before training), ``modes`` (results by mode),
-            ``speedup`` (``wall``, ``decode_steps``), ``recommended_mode`` and, where known,
-            ``cluster`` (by mode ``run``, the folder of a run on emulated devices, and whether it is
-            ``honest``; shown where all of them are).
+        runs: the run folder of each mode. ``off`` must be among them.
+        summary: ``before`` (accuracies before training), ``modes`` (results by mode), ``speedup``
+            (``wall``, ``decode_steps``), ``recommended_mode`` and, if known, ``cluster`` (the
+            result of ``demo.cluster.run_cluster``, shown only if every emulation kept up).
         out: the HTML file to write.
 
-    Raises ``ReportError`` (a ``ValueError``) with one line when a run cannot be read or the
-    summary lacks a mode.
+    Raises ``ReportError`` (a ``ValueError``) with one line if a run cannot be read or the summary
+    lacks a mode.
     """
     lacking = [name for name in (BASELINE, *runs) if name not in summary.get("modes", {})]
     if lacking or BASELINE not in runs:
@@ -83,14 +82,14 @@ def write_comparison(runs: Mapping[str, Path], summary: Mapping[str, Any], out: 
 
 
 def emulated_step(cluster: Mapping[str, Mapping[str, Any]]) -> Section:
-    """The last step of runs on emulated devices, by mode (``run``: the folder)."""
+    """Show the last step of runs on emulated devices, by mode (``run``: the folder)."""
     gantts = {mode: Gantt(load_run(Path(each["run"]))) for mode, each in cluster.items()}
     charts = [gantt.chart(max(gantt.windows)) | {"name": mode} for mode, gantt in gantts.items()]
     text = (
-        "What the modes are for. Driver, policies, grading and this page are those of every run; "
-        "the GPUs are emulated with the RollPacker paper's decode times and lengths, and nothing "
-        "is trained. Many GPUs wait for few long responses: exact computes gradients meanwhile, "
-        "race leaves what is slow to a long round."
+        "The use of the modes. Driver, policies, grading and this page are those of every run. "
+        "The GPUs are emulated with the RollPacker paper's decode times and lengths, and nothing "
+        "is trained. Many GPUs wait for few long responses. Meanwhile exact computes gradients, "
+        "and race leaves slow responses to a long round."
     )
     title = "One step of a 7B model on 16 emulated GPUs"
     return Section("cluster", title, text, gantt={"charts": charts, "select": False})
@@ -133,7 +132,9 @@ def _tiles(modes: Sequence[_Mode], summary: Mapping[str, Any]) -> list[Tile]:
             "wall time, off / "
             + best
             + (
-                f"; noise: other processes took {others:.0%} of the cores" if others > NOISY else ""
+                f" (noise: other processes took {others:.0%} of the cores)"
+                if others > NOISY
+                else ""
             ),
         ),
         Tile("Decode steps", _times_text(number(speedup, "decode_steps")), f"off / {best}"),
@@ -156,7 +157,7 @@ def _times_text(value: float | None) -> str:
 
 _RESULTS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
     ("wall time", "train_wall_s", seconds),
-    ("wall time a step", "step_s", seconds),
+    ("wall time per step", "step_s", seconds),
     ("wall time of rollouts", "rollout_wall_s", seconds),
     ("processor time of rollouts", "rollout_cpu_s", seconds),
     ("rollout bubble", "rollout_bubble", share),
@@ -182,9 +183,9 @@ def _results(modes: Sequence[_Mode], summary: Mapping[str, Any]) -> Section:
         before = plain(number(summary["before"], key))
         rows.append([label, *(f"{before} → {plain(number(result, key))}" for result in results)])
     text = (
-        "Read down a column for one mode, along a row for the difference. A mode is better when "
-        "wall time falls, accuracy does not, and kept / true length stays at 1: below it the "
-        "updates see shorter responses than the model writes."
+        "Read down a column for one mode, along a row for the difference. A mode is better if wall "
+        "time falls, accuracy does not, and kept / true length stays at 1. Below 1, the updates "
+        "use shorter responses than the model writes."
     )
     if scope := summary.get("scope"):
         text += f" {scope}"
@@ -197,8 +198,8 @@ def _gantts(modes: Sequence[_Mode]) -> Section:
     charts = [mode.gantt.chart(step) | {"name": mode.name} for mode in modes]
     text = (
         f"Step {step} in each mode on one time axis: the shorter, the faster. Each bar is a "
-        "response in its decode slot, the strip on top of a worker its gradient work, yellow the "
-        "time in which it had neither. In off, gradients wait for the last response; the other "
+        "response in its decode slot, and the strip on top of a worker is its gradient work. In "
+        "yellow time it had neither. In off, gradients wait for the last response. The other "
         "modes fill that time or cut it."
     )
     gantt = {"charts": charts, "select": False}
@@ -208,10 +209,9 @@ def _gantts(modes: Sequence[_Mode]) -> Section:
 def _curves(modes: Sequence[_Mode], summary: Mapping[str, Any]) -> Section:
     accuracy = number(summary["before"], "sampled_accuracy")
     text = (
-        "On the left, modes that learn alike lie on each other: a mode that falls below off pays "
-        "for its speed with learning. On the right, the mode furthest to the left is ahead in "
-        "wall time. The reward is that of kept responses, which racing selects: the held-out "
-        "accuracies above decide."
+        "On the left, curves of modes that learn alike coincide. A mode whose curve falls below "
+        "off learns less. On the right, the mode furthest to the left is fastest. The reward is "
+        "that of kept responses, which racing selects: the held-out accuracies above decide."
     )
     if accuracy is not None:
         text += f" Held-out sampled accuracy was {accuracy:.3f} before training."
@@ -261,11 +261,11 @@ def _times(modes: Sequence[_Mode]) -> Section:
     layout = {
         "height": 300,
         "xaxis": {"title": "step"},
-        "yaxis": {"title": "seconds a step", "rangemode": "tozero"},
+        "yaxis": {"title": "seconds per step", "rangemode": "tozero"},
     }
     text = (
-        "Lines that stay apart show a gain that lasts; lines that meet as responses grow shorter "
-        "or longer show one that depends on the lengths."
+        "Lines that stay apart show a lasting gain. Lines that meet as responses grow shorter or "
+        "longer show a gain that depends on the lengths."
     )
     figure = {"data": data, "layout": layout}
     return Section("times", "Time of each step", text, figure=figure)

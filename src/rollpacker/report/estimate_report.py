@@ -1,4 +1,4 @@
-"""The page of an estimate: what each mode of tail batching would gain."""
+"""The page of an estimate: the predicted gain of each mode of tail batching."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def _page(found: Estimate) -> Page:
     return Page(
         title=f"Estimate: {found.task}",
         subtitle=(
-            f"{found.prompts} prompts of {found.responses} responses a step, {found.jobs} jobs of "
-            f"{found.steps} steps simulated for each mode"
+            f"{found.prompts} prompts of {found.responses} responses per step, {found.jobs} jobs "
+            f"of {found.steps} steps simulated for each mode"
         ),
         tiles=[
             Tile("Recommended", found.recommended, best.range),
@@ -51,7 +51,7 @@ def _page(found: Estimate) -> Page:
             Section(
                 "costs",
                 "Costs",
-                "What the machines are taken to be.",
+                "The assumed machines.",
                 table=Grid(header=("costs", ""), rows=list(found.costs.items())),
             ),
         ],

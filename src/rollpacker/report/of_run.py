@@ -1,4 +1,4 @@
-"""What a run leaves for people to look at."""
+"""Write a run's report and timeline at its end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rollpacker.report.reading.run_folder import ReportError
 
 
 def write_reports(folder: Path, note: Callable[[str], None]) -> None:
-    """``report.html`` and ``timeline.json``; without the report extra, a line that says so."""
+    """Write ``report.html`` and ``timeline.json``. ``note`` gets a line if that fails."""
     try:
         from rollpacker.report.run_report import write_report
         from rollpacker.report.timeline import write_timeline

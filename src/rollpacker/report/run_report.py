@@ -34,14 +34,14 @@ from rollpacker.report.sections import (
 
 _REWARD = "Reward"
 MAX_TABLE_ROWS = 1_500
-"""Rows of the per-step table; beyond it they are thinned evenly."""
+"""Rows of the per-step table. Longer tables are thinned evenly."""
 
 
 def write_report(run: Path, say: Callable[[str], None] = lambda _line: None) -> Path:
     """Write ``RUN/report.html``, self-contained, and return its path.
 
-    ``say`` is told of damaged files of samples, whose rows are left out; one line on any other
-    missing or damaged file is raised as ``ReportError`` (a ``ValueError``).
+    ``say`` gets a line for damaged sample files, whose rows are left out. Raises ``ReportError`` (a
+    ``ValueError``) with one line on any other missing or damaged file.
     """
     return page.write_page(_page(load_run(run, say)), run / "report.html")
 
@@ -52,7 +52,7 @@ def _page(run: RunFolder) -> Page:
     lost = figures.lost_tokens(run.samples)
     facts = run_facts(run, gantt, curves, lost)
     emulated = config_value(run, "devices", "emulate") is not None
-    # Random tokens, and rewards that measure nothing, are not to look like a real run's.
+    # Random tokens and their rewards must not look like a real run's.
     learned = [] if emulated else [_learning(run), browser_section(run.path, run.samples)]
     tiles = _tiles(run, gantt, facts)
     return Page(
@@ -76,7 +76,7 @@ def _page(run: RunFolder) -> Page:
 def _responses(
     gantt: Gantt, curves: LengthCurves | None, lost: pl.DataFrame, facts: dict[str, Any]
 ) -> list[Section]:
-    """What their table tells; nothing where none of it can be read."""
+    """Sections that need the table of responses."""
     run, sections = gantt.run, [_gantt(gantt, facts)] if gantt.windows else []
     if curves is not None:
         sections.append(_lengths(curves, facts))
@@ -87,7 +87,7 @@ def _responses(
 
 
 def config_value(run: RunFolder, *keys: str) -> Any:
-    """A value of the run's config; None where a key is missing."""
+    """Return a value of the run's config. None if a key is missing."""
     node: Any = run.config
     for key in keys:
         node = node.get(key) if isinstance(node, dict) else None
@@ -95,12 +95,12 @@ def config_value(run: RunFolder, *keys: str) -> Any:
 
 
 def mode_of(run: RunFolder) -> str:
-    """The run's tail-batching mode, ``exact`` where the config does not say."""
+    """Return the run's tail-batching mode. ``exact`` if the config has none."""
     return config_value(run, "rollout", "tail_batching", "mode") or "exact"
 
 
 def ends(values: Sequence[float]) -> tuple[float | None, float | None]:
-    """Means of the first and of the last tenth."""
+    """Return the means of the first and of the last tenth."""
     if not values:
         return None, None
     tenth = max(1, len(values) // 10)
@@ -110,7 +110,7 @@ def ends(values: Sequence[float]) -> tuple[float | None, float | None]:
 def run_facts(
     run: RunFolder, gantt: Gantt, curves: LengthCurves | None, lost: pl.DataFrame
 ) -> dict[str, Any]:
-    """The report's numbers, unrounded: seconds, tokens and shares from 0 to 1."""
+    """Return the report's numbers, unrounded: seconds, tokens and shares from 0 to 1."""
     step_s = present(run.metrics, "step_time")
     bubbles = gantt.bubbles
     kept = run.samples.filter(pl.col("state") == "kept")
@@ -146,7 +146,7 @@ def run_facts(
 
 
 def _drafted_last(metrics: figures.Metrics) -> float | None:
-    """Tokens that a decode step with a guess gave the response that ended a rollout."""
+    """Tokens per decode step with a draft, of the responses that ended a rollout."""
     tokens = present(metrics, "speculation/last_tokens_per_verification")
     steps = present(metrics, "speculation/last_verifications")
     total = sum(steps)
@@ -154,7 +154,7 @@ def _drafted_last(metrics: figures.Metrics) -> float | None:
 
 
 def _counted(gantt: Gantt) -> str:
-    """Such as ``2 workers``, or ``2 engines and 1 replica``."""
+    """``2 workers``, or ``2 engines and 1 replica``."""
     kinds = Counter(gantt.run.place(worker).kind for worker in gantt.workers)
     return " and ".join(f"{n} {kind}{'s' * (n > 1)}" for kind, n in sorted(kinds.items()))
 
@@ -193,7 +193,7 @@ def _tiles(run: RunFolder, gantt: Gantt, facts: dict[str, Any]) -> list[Tile]:
             count(facts["steps"]),
             f"{count(facts['prompts_trained'])} groups, policy lag {lag:.0f}",
         ),
-        Tile("Wall time", seconds(facts["wall_s"]), f"{seconds(facts['mean_step_s'])} a step"),
+        Tile("Wall time", seconds(facts["wall_s"]), f"{seconds(facts['mean_step_s'])} per step"),
         Tile(
             "Bubble",
             share(facts["step_bubble"]),
@@ -213,13 +213,13 @@ def _tiles(run: RunFolder, gantt: Gantt, facts: dict[str, Any]) -> list[Tile]:
 
 
 def _ahead(facts: dict[str, Any]) -> list[Tile]:
-    """Nothing where nothing was guessed."""
+    """A tile about speculative decoding, if anything was drafted."""
     if not facts["drafted"]:
         return []
     last = facts["last_tokens_per_verification"]
-    right = f"{count(facts['accepted'])} of {count(facts['drafted'])} guessed tokens were right"
-    how = "tokens a decode step with a guess, of the response that ends a rollout"
-    return [Tile("Decoded ahead", plain(1.0 if last is None else last), f"{how}; {right}")]
+    right = f"{count(facts['accepted'])} of {count(facts['drafted'])} drafted tokens were accepted"
+    how = "tokens per decode step with a draft, of the response that ends a rollout"
+    return [Tile("Decoded ahead", plain(1.0 if last is None else last), f"{how} ({right})")]
 
 
 def _emulated(run: RunFolder) -> Section:
@@ -227,8 +227,8 @@ def _emulated(run: RunFolder) -> Section:
     devices = nodes * config_value(run, "devices", "per_node")
     text = (
         f"{devices} emulated devices: responses have forced lengths and random tokens, work takes "
-        "the time that a calibration says, and nothing was trained. All seconds of this page are "
-        "emulated; scheduling, grading processes and logs are real."
+        "the time that a calibration gives, and nothing was trained. All seconds of this page are "
+        "emulated. Scheduling, grading processes and logs are real."
     )
     if said := run.summary.get("emulated"):
         late, use = said["lateness_ms"], said["driver_utilisation"]
@@ -240,8 +240,7 @@ def _emulated(run: RunFolder) -> Section:
         text += (
             "driver and devices kept up."
             if said["honest"]
-            else "NOT HONEST, driver or devices were slower than real ones would be: lower the "
-            "factor."
+            else "TOO SLOW: driver or devices were slower than real ones. Lower the factor."
         )
     return Section("emulated", "Emulated devices", text)
 
@@ -249,10 +248,9 @@ def _emulated(run: RunFolder) -> Section:
 def _missing(run: RunFolder) -> Section:
     lost = sum(run.missing.values())
     text = (
-        f"{count(lost)} of {count(lost + run.samples.height)} responses are in no part of "
-        "samples/, which was damaged, or too old for samples.max_gb: those of steps "
-        f"{_ranges(run.missing)}. "
-        "Lengths, charts and texts below leave them out; rewards and times do not."
+        f"{count(lost)} of {count(lost + run.samples.height)} responses are missing, of steps "
+        f"{_ranges(run.missing)}. Their part of samples/ was damaged, or removed by "
+        "samples.max_gb. Lengths, charts and texts below leave them out, rewards and times do not."
     )
     return Section("missing", "Missing responses", text)
 
@@ -269,11 +267,11 @@ def _ranges(steps: Iterable[int]) -> str:
 
 def _learning(run: RunFolder) -> Section:
     accuracy = figures.accuracies(run.metrics, run.summary)
-    text = "The bold line should rise and the faint one should not fall off suddenly. "
+    text = "The bold line should rise, and the faint one should not fall suddenly. "
     if accuracy:
         text += (
-            "Accuracy is measured on held-out problems: trust it over the reward, which is that "
-            "of the responses that were kept."
+            "Accuracy is measured on held-out problems. Trust it more than the reward, which "
+            "counts kept responses only."
         )
     else:
         text += (
@@ -287,9 +285,8 @@ def _time(run: RunFolder, facts: dict[str, Any]) -> Section:
     rollout, train, wall = facts["rollout_s"], facts["train_s"], facts["wall_s"]
     text = (
         f"Rollout took {share(_ratio(rollout, wall))} of the wall time and training after it "
-        f"{share(_ratio(train, wall))}. A step that sticks out above its neighbours waited for "
-        "something: look it up below. Gradients that were streamed during the rollout are inside "
-        "its bar."
+        f"{share(_ratio(train, wall))}. A step far above its neighbours waited for something: look "
+        "it up below. The rollout's bar includes gradients that were streamed during it."
     )
     return Section(
         "time", "Where each step's time went", text, figure=figures.time_split(run.metrics)
@@ -297,15 +294,15 @@ def _time(run: RunFolder, facts: dict[str, Any]) -> Section:
 
 
 _TOGETHER = (
-    "Each bar is a response in its decode slot; the strip on top of each worker is its gradient "
-    "work. Yellow is time in which a worker had neither",
-    "; pale bars were moved here to finish it on fewer workers",
+    "Each bar is a response in its decode slot, and the strip on top of each worker is its "
+    "gradient work. In yellow time a worker had neither",
+    " (pale bars were moved here to finish it on fewer workers)",
     "worker",
 )
-"""What the bars are, what else of the tail, and whose time the bubble's is."""
+"""The meaning of the bars, an addition about the tail, and the unit of idle time."""
 _SEPARATE = (
-    "An engine's bars are responses in their decode slots, a replica's its gradient work; they "
-    "have devices of their own. Yellow is time in which one had nothing to do",
+    "An engine's bars are responses in their decode slots, a replica's bars its gradient work, on "
+    "devices of their own. Yellow is idle time",
     "",
     "device",
 )
@@ -321,10 +318,10 @@ def _gantt(gantt: Gantt, facts: dict[str, Any]) -> Section:
     )
     if "turns" in facts:
         text += (
-            f" Of that idle time of rollouts {seconds(facts['tools_idle_s'])} "
-            f"({share(facts['tools_bubble'])}) is by tools and drawn in violet: all responses that "
-            "were there waited for their environments, which is hatched. In the rest, "
-            f"{seconds(facts['rollout_idle_s'] - facts['tools_idle_s'])}, there was no response."
+            f" {seconds(facts['tools_idle_s'])} of the rollouts' idle time "
+            f"({share(facts['tools_bubble'])}) are by tools, drawn in violet: all responses of the "
+            "worker waited for their environments (hatched). In the remaining "
+            f"{seconds(facts['rollout_idle_s'] - facts['tools_idle_s'])} it had no response."
         )
     charts = [gantt.chart(step) for step in gantt.chosen()]
     if len(charts) < len(gantt.windows):
@@ -336,17 +333,17 @@ def _gantt(gantt: Gantt, facts: dict[str, Any]) -> Section:
 def _lengths(curves: LengthCurves, facts: dict[str, Any]) -> Section:
     ratio = facts["kept_vs_true_len"]
     verdict = (
-        "The curves agree: what is trained on is as long as what the model writes."
+        "The curves agree: responses in updates are as long as those that the model writes."
         if ratio >= 0.95
         else "The kept curve falls faster: long responses are missing from the updates. "
         "Modes 'exact' and 'prompts' (rollout.tail_batching.mode) lower this bias."
     )
     text = (
         f"Kept responses have {facts['kept_mean_tokens']:.1f} tokens on average, all responses "
-        f"an estimated {facts['true_mean_tokens']:.1f} (ratio {ratio:.3f}); truncated are "
+        f"an estimated {facts['true_mean_tokens']:.1f} (ratio {ratio:.3f}). "
         f"{share(facts['kept_truncated'])} of the kept and an estimated "
-        f"{share(facts['true_truncated'])} of all. {verdict} The estimate is Kaplan-Meier: an "
-        "aborted response counts as at least as long as it got."
+        f"{share(facts['true_truncated'])} of all are truncated. {verdict} The estimate is "
+        "Kaplan-Meier: an aborted response counts as at least as long as its tokens so far."
     )
     return Section(
         "lengths", "Response lengths: kept and estimated true", text, figure=figures.lengths(curves)
@@ -378,10 +375,10 @@ def _steps(run: RunFolder, gantt: Gantt) -> Section:
             )
         )
     text = (
-        "One row a step, with the numbers of metrics.jsonl. bubble: share of the workers' time "
-        "in the step in which they neither decoded nor trained, as in the line of the step; in "
-        "rollout: the same of its rollout. length: mean of the kept responses; queue: "
-        "prompts that wait for a long round."
+        "One row per step, with the numbers of metrics.jsonl. bubble: share of the workers' time "
+        "in which they neither decoded nor trained, as in the step's log line. in rollout: the "
+        "same for its rollout. length: mean of the kept responses. queue: prompts that wait for a "
+        "long round."
     )
     if every > 1:
         text += f" Every {every}th step is listed."
@@ -389,9 +386,9 @@ def _steps(run: RunFolder, gantt: Gantt) -> Section:
 
 
 def _config(run: RunFolder) -> Section:
-    text = "The resolved configuration: running it again with this file repeats the run."
+    text = "The resolved configuration. A run with this file repeats this one."
     if "train" not in run.config:
-        text = "What rollpacker decides; losses, updates and schedules are the host trainer's own."
+        text = "The keys of rollpacker. The host trainer has its own for losses and updates."
     shown = masked(run.config)
     code = run.config_text if shown == run.config else yaml.safe_dump(shown, sort_keys=False)
     return Section("config", "Configuration", text, code=code)

@@ -1,7 +1,4 @@
-"""Parts of a run's report that have much to say.
-
-Nothing here reads files of a run.
-"""
+"""Longer sections of a run's report."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ from rollpacker.runtime.record.metrics import EXPLAINED, MEASURED, AgreementAlar
 
 
 def agreement_section(run: RunFolder) -> list[Section]:
-    """What was measured, and what the run warned of; nothing where it was not measured."""
+    """Report the sampler-trainer agreement and the run's warnings, or nothing if not measured."""
     steps = [each for each in run.metrics if all(name in each for name in MEASURED)]
     if not steps:
         return []
@@ -34,12 +31,13 @@ def agreement_section(run: RunFolder) -> list[Section]:
     text = ""
     if apart and effective:
         text = (
-            f"The log-probabilities that sampler and trainer give a token are {_short(apart)} nats "
-            f"apart in the mean of a step, {max(apart):.2g} in the worst one; effective sample "
-            f"size {share(min(effective))} at least, probability ratios {_ends(run)}."
+            f"The log-probabilities of sampler and trainer differ by {_short(apart)} nats per "
+            f"token in the mean of all steps, and by {max(apart):.2g} in the worst step. The "
+            f"effective sample size is at least {share(min(effective))}. Probability ratios are "
+            f"{_ends(run)}."
         )
     if odd := sum(any(number(each, name) is None for name in MEASURED) for each in steps):
-        text += f" In {odd} of {len(steps)} steps these are no finite numbers."
+        text += f" In {odd} of {len(steps)} steps they are not finite."
     try:
         config = RunConfig.model_validate(run.config)
     except ValueError:  # of another version
@@ -65,30 +63,29 @@ def _ends(run: RunFolder) -> str:
 # --- browser --------------------------------------------------------------------------------------
 
 MOST_BYTES = 10_000_000
-"""Of all responses in a page."""
+"""Most bytes of all responses in a page."""
 PER_KIND = 8
 """Responses of a step in each of the four lists."""
 LONGEST = 20_000
-"""Characters of a text; of a longer one the middle is left out. The messages of a conversation
-share them, but each may have ``_SHORTEST``."""
+"""Characters of a text. Longer texts lose their middle. A conversation's messages share this
+limit, but each may have ``_SHORTEST``."""
 _SHORTEST = 1_000
 KINDS = ("best", "worst", "longest", "random")
 _GOLDEN = 0.6180339887498949
 
 
 def browser_section(run: Path, samples: pl.DataFrame) -> Section:
-    """Best, worst, longest and random responses of each step, to be looked through and searched.
+    """Show best, worst, longest and random responses of each step, for search.
 
-    Args:
-        samples: its table without texts.
+    ``samples``: the run's table without texts.
     """
     title, id_ = "Responses", "responses"
     chosen = _chosen(samples)
     rows, prompts = _within(run, chosen)
     if samples.is_empty():
-        return Section(id_, title, "No response can be shown: their table cannot be read.")
+        return Section(id_, title, "No response can be shown, because their table cannot be read.")
     if not rows:
-        text = "No texts were kept: a run with samples.texts=true shows its responses here."
+        text = "No texts were kept. A run with samples.texts=true shows its responses here."
         return Section(id_, title, text)
     data = {
         "rows": rows,
@@ -97,18 +94,21 @@ def browser_section(run: Path, samples: pl.DataFrame) -> Section:
         "rewards": list(schema.reward_columns(samples).values()),
     }
     text = (
-        f"{count(len(rows))} of {count(samples.height)} responses are in this page: of each step "
-        f"the {PER_KIND} best, worst and longest and {PER_KIND} at random"
-        + (f", as far as {MOST_BYTES / 1e6:.0f} MB go" if len(rows) < chosen.height else "")
-        + ". The search looks through these; 'rollpacker samples RUN --grep TEXT' through all."
+        f"{count(len(rows))} of {count(samples.height)} responses are in this page: each step's "
+        f"{PER_KIND} best, worst and longest and {PER_KIND} at random"
+        + (f", up to {MOST_BYTES / 1e6:.0f} MB" if len(rows) < chosen.height else "")
+        + ". The search finds these only, 'rollpacker samples RUN --grep TEXT' finds all."
     )
     return Section(id_, title, text, browser=data)
 
 
 def _chosen(samples: pl.DataFrame) -> pl.DataFrame:
-    """Columns ``attempt`` and ``KINDS`` (place in that list of its step, or null), the most
-    wanted first: one of each kind of every step, then the second ones, with early and late steps
-    in turn."""
+    """Rank a step's responses by each of ``KINDS``: columns ``attempt`` and ``KINDS`` (rank or
+    null).
+
+    The first of each kind of every step come first, then the second ones. Early and late steps
+    alternate.
+    """
     reward, tokens = pl.col("reward"), pl.col("tokens")
     keys = {
         "best": -reward,
@@ -130,7 +130,7 @@ def _chosen(samples: pl.DataFrame) -> pl.DataFrame:
 
 
 def _within(run: Path, chosen: pl.DataFrame) -> tuple[list[list[Any]], list[str]]:
-    """Rows for the page and the prompts that they name by index, ``MOST_BYTES`` of JSON."""
+    """Rows for the page and the prompts that they name by index, up to ``MOST_BYTES`` of JSON."""
     rows: list[list[Any]] = []
     prompts: dict[str, int] = {}
     left = MOST_BYTES
@@ -152,7 +152,7 @@ def _within(run: Path, chosen: pl.DataFrame) -> tuple[list[list[Any]], list[str]
 
 
 def _row(found: dict[str, Any], prompt: int, places: tuple[int | None, ...]) -> list[Any]:
-    """What ``browser.js`` reads by its place; a conversation stands in place of the text."""
+    """A row for ``browser.js``, which reads by position. A conversation replaces the text."""
     names = ("step", "prompt", "sample_index", "reward", "tokens", "state", "finish_reason")
     row = [*(found[name] for name in names), list(found["rewards"].values()), places, prompt]
     turns, messages = turns_of(found), conversation(found)
@@ -184,12 +184,12 @@ _FAILED = figures.COLOURS["failed"]
 
 
 def environment_facts(run: RunFolder, gantt: Gantt) -> dict[str, Any]:
-    """Numbers of the whole run, unrounded; empty where no environment took part.
+    """Return numbers of the whole run, unrounded. Empty if the run has no environment.
 
-    ``turns`` and ``wait_s`` are means of a kept response, ``wait_share`` of the rollouts that it
-    waited in; ``tools_idle_s`` are device seconds of the rollouts that were idle by tools,
-    ``tools_bubble`` is their share; ``tool_calls`` and ``failed_calls`` count all responses;
-    ``audited_turns`` and ``audited_wait`` are kept over true, where a race was audited.
+    ``turns`` and ``wait_s`` are means per kept response, ``wait_share`` is the share of their
+    rollouts. ``tools_idle_s`` are device seconds of rollouts that were idle by tools,
+    ``tools_bubble`` is their share. ``tool_calls`` and ``failed_calls`` count all responses.
+    ``audited_turns`` and ``audited_wait`` are kept over true, if a race was audited.
     """
     samples = run.samples
     if "turn_tokens" not in samples.columns:
@@ -221,29 +221,28 @@ def _last(run: RunFolder, name: str) -> float | None:
 
 
 def environment_section(run: RunFolder, gantt: Gantt, facts: Mapping[str, Any]) -> Section | None:
-    """Curves of a step's turns, waits and calls; None where no environment took part."""
+    """Plot turns, waits and calls by step. None if the run has no environment."""
     if "turns" not in facts:
         return None
     text = (
         f"A response had {facts['turns']:.1f} turns and waited {seconds(facts['wait_s'])} for "
         f"its environment, {share(facts['wait_share'])} of its rollout (means of the kept ones). "
-        "Devices were idle because all that they held was waiting in "
-        f"{share(facts['tools_bubble'])} of the rollouts' device time: this is what faster tools "
-        "or more responses at a time would save. A response may wait long and cost nothing, as "
-        "long as others decode meanwhile. "
+        f"In {share(facts['tools_bubble'])} of the rollouts' device time, devices were idle "
+        "because all their responses waited. Faster tools or more responses at a time would save "
+        "this time. A response's wait costs nothing while others decode. "
     )
     if facts["tool_calls"]:
         text += (
-            f"Of {count(facts['tool_calls'])} calls, those of responses that were thrown away "
-            f"included, {count(facts['failed_calls'])} failed "
-            f"({share(facts['failed_calls'] / facts['tool_calls'])})."
+            f"{count(facts['failed_calls'])} of {count(facts['tool_calls'])} calls failed "
+            f"({share(facts['failed_calls'] / facts['tool_calls'])}), including those of responses "
+            "that were thrown away."
         )
     else:
         text += "No tool was called."
     if "audited_turns" in facts:
         text += (
-            " On audited prompts, whose responses all ran to their end, those that the race would "
-            f"have kept had {share(facts['audited_turns'])} of the turns of all"
+            " On audited prompts, whose responses all ran to their end, the race's winners had "
+            f"{share(facts['audited_turns'])} of the turns of all"
         )
         waits = "audited_wait" in facts
         text += f" and {share(facts['audited_wait'])} of their waiting." if waits else "."
@@ -252,7 +251,7 @@ def environment_section(run: RunFolder, gantt: Gantt, facts: Mapping[str, Any]) 
 
 
 def _figure(run: RunFolder, gantt: Gantt) -> Figure:
-    """Turns and calls on the left, seconds and shares on the right; by step."""
+    """Turns and calls on the left, seconds and shares on the right, by step."""
     metrics = run.metrics
     steps = [line["step"] for line in metrics]
     wait_s = figures.column(metrics, "environment/wait_s")
@@ -260,7 +259,7 @@ def _figure(run: RunFolder, gantt: Gantt) -> Figure:
     calls = run.samples.group_by("step").agg(pl.sum("tool_calls", "failed_calls"))
     made = {step: numbers for step, *numbers in calls.iter_rows()}
     curves = [
-        ("turns a response", figures.column(metrics, "environment/turns"), _TURNS, ""),
+        ("turns per response", figures.column(metrics, "environment/turns"), _TURNS, ""),
         ("calls", [made.get(step, (None, None))[0] for step in steps], _CALLS, "2"),
         ("failed calls", [made.get(step, (None, None))[1] for step in steps], _FAILED, "2"),
         ("seconds waited", wait_s, _WAITED, "3"),
@@ -278,9 +277,9 @@ def _figure(run: RunFolder, gantt: Gantt) -> Figure:
         "xaxis": {"domain": left, "anchor": "y"},
         "yaxis": axis | {"domain": high, "title": "turns"},
         "xaxis2": {"domain": left, "anchor": "y2", "title": "step"},
-        "yaxis2": axis | {"domain": low, "anchor": "x2", "title": "calls a step"},
+        "yaxis2": axis | {"domain": low, "anchor": "x2", "title": "calls per step"},
         "xaxis3": {"domain": right, "anchor": "y3"},
-        "yaxis3": axis | {"domain": high, "anchor": "x3", "title": "seconds a response"},
+        "yaxis3": axis | {"domain": high, "anchor": "x3", "title": "seconds per response"},
         "xaxis4": {"domain": right, "anchor": "y4", "title": "step"},
         "yaxis4": axis | {"domain": low, "anchor": "x4", "title": "share", "tickformat": ".0%"},
     }
@@ -295,13 +294,13 @@ def _shares(parts: list[float | None], wholes: list[float | None]) -> list[float
 # --- programs -------------------------------------------------------------------------------------
 
 SHOWN = 10
-"""Slowest tests that are listed, and as many that fail most."""
+"""The slowest tests listed, and as many that fail most."""
 
 _TIMEOUTS = ("tle_cpu", "tle_idle")
 
 
 def program_section(samples: pl.DataFrame) -> Section | None:
-    """The slowest and the most failing tests; None where no reward runs programs."""
+    """List the slowest and the most failing tests. None if no reward runs programs."""
     if "code_verdict" not in samples.columns:
         return None
     graded = samples.filter(pl.col("code_verdict").is_not_null())
@@ -312,8 +311,11 @@ def program_section(samples: pl.DataFrame) -> Section | None:
 
 
 def test_times(samples: pl.DataFrame) -> pl.DataFrame:
-    """One row per prompt and test: ``runs``, ``passed`` and ``timeouts`` (shares of the runs),
-    ``longest_s`` and ``longest_passed_s`` (CPU seconds; null where none passed), ``total_s``."""
+    """Return one row per prompt and test.
+
+    Columns ``passed`` and ``timeouts`` are shares of the ``runs``. ``longest_s``,
+    ``longest_passed_s`` (null if none passed) and ``total_s`` are CPU seconds.
+    """
     passed = pl.col("verdict") == "pass"
     return (
         samples.select(
@@ -360,9 +362,9 @@ def _text(graded: pl.DataFrame) -> str:
             "trust those scores less. "
         )
     return text + (
-        "A test that never passes may be wrong; one whose longest time is far above that of the "
-        "programs that pass is waited for in vain (grading.code_timeout). Listed are the "
-        f"{SHOWN} slowest tests and the {SHOWN} that fail most."
+        "A test that never passes may be wrong. If a test's longest time is far above that of "
+        "passing programs, waiting longer does not help (grading.code_timeout). The table lists "
+        f"the {SHOWN} slowest tests and the {SHOWN} that fail most."
     )
 
 
@@ -396,25 +398,26 @@ def _table(tests: pl.DataFrame) -> Grid:
 
 
 def stale_tiles(run: RunFolder) -> list[Tile]:
-    """What mode ``partial`` has in the place of a length bias; nothing in other modes."""
+    """Report stale tokens of mode ``partial``, which has no length bias. Empty in other modes."""
     names = ("partial/stale_tokens", "partial/stale_tokens_of_longest")
     means = [present(run.metrics, name) for name in names]
     if not all(means):
         return []
     every, longest = (share(sum(values) / len(values)) for values in means)
-    return [Tile("Stale tokens", every, f"of earlier weights; {longest} of the longest tenth")]
+    return [Tile("Stale tokens", every, f"of earlier weights ({longest} of the longest tenth)")]
 
 
 def aborted_section(lost: pl.DataFrame, facts: dict[str, Any]) -> Section:
-    """Tokens that were generated and thrown away."""
-    title = "What was thrown away"
+    """Plot tokens that were generated and thrown away."""
+    title = "Tokens thrown away"
     if facts["lost_tokens"] == 0:
         return Section(
-            "aborted", title, "Nothing: every generated token was trained on, or waits to be."
+            "aborted", title, "None: every generated token was trained on, or waits to be."
         )
     text = (
         f"{count(facts['lost_tokens'])} generated tokens ({share(facts['lost_share'])}) reached "
-        "no update. Short rounds abort the responses that lose the race, long rounds re-run them "
-        "and abort nothing: high bars without lower step times mean that racing does not pay here."
+        "no update. Short rounds abort the responses that lose the race. Long rounds sample them "
+        "again and abort nothing. High bars without lower step times mean that racing does not "
+        "pay here."
     )
     return Section("aborted", title, text, figure=figures.aborted(lost))

@@ -1,10 +1,9 @@
-"""``timeline.json``: a run as a Chrome trace, which opens in ui.perfetto.dev.
+"""Write ``timeline.json``: a run as a Chrome trace, which opens in ui.perfetto.dev.
 
 The format is the Trace Event Format of Chromium: metadata ``M``, complete ``X`` and counter ``C``
-events, times in microseconds. Processes are the run's steps, the workers (or engines and replicas,
-where they are separate) and the rewards; threads
-are decode slots and gradient lanes, so events of a thread nest or follow each other: inside that of
-a response are its waits for its environment.
+events, times in microseconds. Processes are the run's steps, the workers (or separate engines and
+replicas) and the rewards. Threads are decode slots and gradient lanes, so a thread's events nest or
+follow each other. A response's event contains its waits for its environment.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from rollpacker.report.reading.run_folder import RunFolder, load_run
 Event = dict[str, Any]
 
 MAX_ATTEMPTS = 100_000
-"""Attempts in a timeline: the viewer gets slow beyond it."""
+"""Attempts in a timeline. With more the viewer gets slow."""
 
 _STEPS, _REWARDS, _WORKERS = 1, 2, 10
 """Process ids: the steps, the rewards, and the first worker."""
@@ -35,8 +34,8 @@ _SLOT, _TASK = 100, 1
 def write_timeline(run: Path, max_attempts: int = MAX_ATTEMPTS) -> Path:
     """Write ``RUN/timeline.json`` and return its path.
 
-    A run of more than ``max_attempts`` shows its last steps only.
-    Raises ``ReportError`` (a ``ValueError``) with one line on a missing or damaged file.
+    A run of more than ``max_attempts`` shows its last steps only. Raises ``ReportError`` (a
+    ``ValueError``) with one line on a missing or damaged file.
     """
     path = run / "timeline.json"
     partial = path.with_name(path.name + ".part")
@@ -51,7 +50,7 @@ def write_timeline(run: Path, max_attempts: int = MAX_ATTEMPTS) -> Path:
 
 
 def trace_events(run: RunFolder) -> Iterator[Event]:
-    """All events of a run, metadata first within each process."""
+    """Yield all events of a run, metadata first within each process."""
     stays = bubbles.segments(run.samples, run.moves, run.formed)
     yield from _steps(run)
     workers = sorted(set(stays["worker"]) | set(run.tasks["worker"]))
@@ -121,7 +120,7 @@ def _steps(run: RunFolder) -> Iterator[Event]:
 
 
 def _responses(pid: int, stays: pl.DataFrame, run: RunFolder) -> Iterator[Event]:
-    """Responses on a worker, and how many of them it decodes."""
+    """Responses on a worker, and the number of responses that it decodes."""
     columns = ("prompt", "sample_index", "tokens", "reward", "state", "finish_reason", "step")
     about = run.samples.select("attempt", *columns)
     slots = bubbles.lanes(bubbles.spans(stays))
@@ -148,7 +147,7 @@ def _responses(pid: int, stays: pl.DataFrame, run: RunFolder) -> Iterator[Event]
 def _counted(
     pid: int, name: str, series: str, spans: Sequence[tuple[float, float]]
 ) -> Iterator[Event]:
-    """How many spans overlap, at every change."""
+    """Yield the number of overlapping spans at every change."""
     changes: Counter[int] = Counter()
     for start, end in spans:
         changes[_us(start)] += 1
@@ -171,7 +170,7 @@ def _tasks(pid: int, tasks: pl.DataFrame) -> Iterator[Event]:
 
 
 def _grading(run: RunFolder) -> Iterator[Event]:
-    """From the end of each response until its reward is back."""
+    """Each response from its end until its reward arrives."""
     yield from _process(_REWARDS, "rewards")
     graded = run.samples.filter(pl.col("grade_s").is_not_null())
     rows = graded.select(

@@ -32,8 +32,8 @@ def write_trace_report(
     """Write a page of plots and plain sentences, and return its path.
 
     Args:
-        reports: what ``characterize`` found of it, by task.
-        out: the HTML file; its folder is made when missing.
+        reports: results of ``characterize``, by task.
+        out: the HTML file. A missing folder is made.
     """
     return page.write_page(_page(trace, reports, layout or Layout()), out)
 
@@ -90,16 +90,14 @@ def _table(reports: Mapping[str, TaskReport]) -> Section:
     ]
     text = (
         "Lengths in tokens. ICC: the share of the variance of length that lies between prompts. "
-        "AUC: chance that the prompts of the tail score above others by the first, or the fourth, "
-        "response to finish; 0.5 is a coin."
+        "AUC: the chance that the first, or the fourth, response to finish ranks a prompt of the "
+        "tail above another prompt. 0.5 is a coin toss."
     )
     table = Grid(header=_TABLE, rows=rows)
     return Section("numbers", "Numbers", text, table=table)
 
 
 class _Task:
-    """Sections of one task."""
-
     def __init__(
         self, place: int, task: str, trace: Trace, report: TaskReport, layout: Layout
     ) -> None:
@@ -111,7 +109,7 @@ class _Task:
         self.rounds = synchronous_rounds(self.samples, layout)
 
     def sections(self, *, several: bool) -> list[Section]:
-        """What to show of the task; titles name it if there are ``several``."""
+        """Return the task's sections. Their titles name it if there are ``several`` tasks."""
         parts = [
             self._lengths(),
             *self._prompts(),
@@ -136,7 +134,7 @@ class _Task:
         return Section(
             self._id("lengths"),
             "Response lengths",
-            f"What a synchronous round waits for is the right end.{cap}",
+            f"A synchronous round waits for the right end.{cap}",
             figure=trace_figures.lengths(tokens, quantiles),
         )
 
@@ -146,9 +144,9 @@ class _Task:
         if figure is None:
             return []
         text = (
-            "A dot is a response, against the others of its prompt. Near the line, length is the "
-            "prompt's own; a shapeless cloud is chance within a prompt. Racing responses gains "
-            "most, and biases most, on a tall cloud."
+            "A dot is a response, against the others of its prompt. Near the line, the prompt "
+            "determines the length. In a shapeless cloud, chance does. On a tall cloud, racing "
+            "responses gains most and biases most."
         )
         title = "Lengths within and between prompts"
         return [Section(self._id("prompts"), title, text, figure=figure)]
@@ -156,10 +154,10 @@ class _Task:
     def _over_steps(self) -> Section:
         drift = self.report.drift
         text = (
-            "Too few steps to speak of a trend."
+            "Too few steps for a trend."
             if drift is None
-            else f"Log length changes by {drift.slope:+.4f} a step (p-value {drift.slope_p:.2g}); "
-            f"that all steps are alike has the p-value {drift.differ_p:.2g}."
+            else f"Log length grows by {drift.slope:+.4f} per step (p-value {drift.slope_p:.2g}). "
+            f"The p-value of equal lengths in all steps is {drift.differ_p:.2g}."
         )
         return Section(
             self._id("steps"),
@@ -171,8 +169,8 @@ class _Task:
     def _waiting(self) -> Section:
         report = self.report
         text = (
-            f"Over all rounds engines have nothing to do for {share(report.idle_fraction)} of the "
-            f"time, and {share(report.bubble_fraction)} of the decode slots' time is empty. The "
+            f"Over all rounds, engines are idle for {share(report.idle_fraction)} of the time, and "
+            f"{share(report.bubble_fraction)} of the decode slots' time is empty. The "
             "busiest data-parallel rank has "
             f"{report.load_imbalance.as_dealt:.2f}x the mean load, balanced by length "
             f"{report.load_imbalance.balanced:.2f}x."
@@ -196,7 +194,7 @@ class _Task:
             f"99th percentile {page.seconds(float(np.quantile(seconds, 0.99)))}. "
         )
         text += (
-            "The engine's own time is not in the trace, so the share of the tools is unknown."
+            "The trace lacks the engine's own time, so the share of the tools is unknown."
             if part is None
             else f"Tools take {share(part)} of the time of a response."
         )
@@ -226,9 +224,9 @@ class _Task:
 def _share_section(
     id: str, title: str, name: str, by_step: Mapping[int, float | None]
 ) -> list[Section]:
-    """A plot of the steps whose share is known; nothing where there are none."""
+    """A plot of the steps whose share is known, or nothing."""
     known = {step: value for step, value in by_step.items() if value is not None}
     if not known:
         return []
-    text = "Share of the time of each step, when one follows the other."
+    text = "Share of each step's time, if the phases run one after the other."
     return [Section(id, title, text, figure=trace_figures.share(name, known))]

@@ -1,7 +1,4 @@
-"""What each mode of tail batching would gain on somebody's own lengths.
-
-It simulates with the world's parts, and has none of its own.
-"""
+"""Predict the gain of each mode of tail batching on the user's own lengths, by simulation."""
 
 from __future__ import annotations
 
@@ -31,14 +28,14 @@ from rollpacker.sim.world.step import JobResult, StepResult, mean
 # --- The recommended mode, and its reasons in words
 
 AHEAD = "exact, ahead"
-"""Name of ``exact`` with engines that decode ahead, where those of the log do not."""
+"""Name of ``exact`` with speculative decoding, if the log's engines do not use it."""
 _SIMPLEST = ("exact", "auto", "prompts", "race")
-"""What changes less of what is learned comes first."""
+"""Modes in order of their effect on training, the smallest first."""
 _SAME = 1.02
-"""Speeds that differ by less are taken to be the same."""
+"""Speeds with a smaller ratio count as equal."""
 _WORTH_IT = 1.05
 _FEW = 100
-"""Responses of which hardly one is of the longest hundredth."""
+"""With fewer responses, hardly one is in the longest hundredth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +43,12 @@ class ModeEstimate:
     """One mode against ``off``, on the same prompts.
 
     Args:
-        speedup: mean seconds of a step of ``off`` over the mode's; of several jobs the middle.
-        low, high: between which that of a run is expected; of a single job its own.
+        speedup: mean step time of ``off`` over the mode's, the median of several jobs.
+        low, high: expected range of one run. For a single job its own value.
         kept_vs_true_len: mean length of the responses trained on over that of all.
-        decoded_vs_kept: tokens decoded, aborted ones too, over tokens kept.
-        tool_wait_s: mean seconds of a step in which an engine only waits for tools.
-        stale: share of the tokens trained on that earlier weights have sampled.
+        decoded_vs_kept: tokens decoded, including aborted ones, over tokens kept.
+        tool_wait_s: mean seconds per step in which an engine only waits for tools.
+        stale: share of the trained tokens that earlier weights sampled.
     """
 
     speedup: float
@@ -69,10 +66,11 @@ class ModeEstimate:
 
 
 def recommend(modes: Mapping[str, ModeEstimate], limit: float) -> str:
-    """The simplest mode that keeps ``limit`` of the true mean length and is not clearly beaten.
+    """Return the simplest mode that keeps ``limit`` of the true mean length and is not clearly
+    beaten.
 
-    A mode is where the range of another one begins more than 5% above the end of its own. ``off``
-    where the one that would be chosen is less than 2% faster.
+    A mode is beaten if another one's range begins more than 5% above the end of its own. ``off`` is
+    returned if the chosen mode is less than 2% faster.
     """
     fair = _fair(modes, limit)
     if not fair:
@@ -83,7 +81,7 @@ def recommend(modes: Mapping[str, ModeEstimate], limit: float) -> str:
 
 
 def _fair(modes: Mapping[str, ModeEstimate], limit: float) -> list[str]:
-    """Modes that are on-policy and keep ``limit`` of the true mean length, the simplest first."""
+    """On-policy modes that keep ``limit`` of the true mean length, the simplest first."""
     order = [*_SIMPLEST, *(name for name in modes if is_own(name))]
     return [n for n in order if n in modes and modes[n].kept_vs_true_len >= limit]
 
@@ -98,11 +96,10 @@ def sentences(
     limit: float,
     aborted: float = 0.0,
 ) -> list[str]:
-    """The estimate in plain words, one to seven sentences.
+    """Describe the estimate in one to seven sentences.
 
-    ``left_out`` is what the simulation does not have; ``depends`` says what lengths of the trace
-    are, None where unknown; ``read`` how many responses it has, and ``aborted`` the share that
-    were.
+    ``left_out``: omissions of the simulation. ``depends``: dependence of the trace's lengths, None
+    if unknown. ``read``: number of its responses. ``aborted``: share of aborted ones.
     """
     chosen = modes[recommended]
     exact = modes.get("exact", chosen)
@@ -149,7 +146,7 @@ def sentences(
         )
     if ahead is not None and ahead.speedup > _SAME * exact.speedup:
         told.append(
-            f"Decoding ahead, which changes no distribution, may make exact {ahead.range}; engines "
+            f"Decoding ahead, which changes no distribution, may make exact {ahead.range}. Engines "
             "mini and vLLM do it."
         )
     if aborted >= 0.01:
@@ -163,7 +160,7 @@ def sentences(
 def _use(recommended: str, chosen: ModeEstimate, left_out: str) -> str:
     if recommended == "off":
         return (
-            "No mode is measurably faster than plain synchronous rounds; leave tail batching off "
+            "No mode is measurably faster than plain synchronous rounds: leave tail batching off "
             f"(left out: {left_out})."
         )
     return (
@@ -173,7 +170,7 @@ def _use(recommended: str, chosen: ModeEstimate, left_out: str) -> str:
 
 
 def _cause(depends: Dependence | None) -> str:
-    """Why a race leaves long responses out and not only long prompts."""
+    """The reason why a race drops long responses and not only long prompts."""
     if depends is None or depends == "a property of the prompt":
         return ""
     return f" since length is {'only ' if depends.startswith('partly') else ''}{depends}"
@@ -189,34 +186,35 @@ def _keeps(mode: ModeEstimate) -> str:
 
 MODES: tuple[TailMode, ...] = ("off", "exact", "auto", "prompts", "race")
 ALL = (*MODES, "partial", AHEAD)
-"""Rows of a table, without rules of one's own."""
+"""Rows of a table, without the user's own rules."""
 _CYCLE = 5
 """Steps from one empty queue to the next, at over-provisioning 1.25."""
 _JOBS = 4
-"""Simulated for each mode."""
+"""Simulated jobs per mode."""
 _LEARNS, _CYCLES = 10, 3
-"""Steps before mode ``auto`` chooses anything but ``exact``, and how much longer its cycles are."""
+"""Steps before mode ``auto`` leaves ``exact``, and the factor of its cycles' length."""
 _MOST_STEPS = 20
 _MOST_ATTEMPTS = 5_200
 """Responses of one simulated job, about a second."""
 _REPEATS, _REPEATS_CPU = 0.05, 0.07
-"""By so much speed-ups of one job differ: an emulated 7B run's ``exact`` was 1.98 and not 2.10, the
-demo's on a CPU were 1.11, 1.20 and 1.27."""
+"""Relative deviation of one job's speed-up. An emulated 7B run's ``exact`` was 1.98 instead of
+2.10, and the demo's on a CPU were 1.11, 1.20 and 1.27."""
 _DEVIATIONS = 2.0
-"""From the middle of a range to its ends: 0.83 of normal values, with four jobs to know it from."""
+"""From the middle of a range to its ends: covers 0.83 of normal values, estimated from four
+jobs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What was found.
+    """The result of an estimate.
 
     Args:
         read: finished responses in the trace.
-        icc: intraclass correlation of length within a prompt; None with one response each.
-        modes: by name. Mode ``partial``, which is not on-policy and never recommended, is left out
-            for responses with tools, and ``exact`` with engines that decode ahead where ``exact``
-            has them already.
-        recommended: the mode that changes least of what is learned, within the bias limit, and is
+        icc: intraclass correlation of length within a prompt. None with one response each.
+        modes: by name. Mode ``partial`` is missing for responses with tools. It is not on-policy
+            and never recommended. ``AHEAD`` is missing if ``exact`` uses speculative decoding
+            already.
+        recommended: the mode with the smallest effect on training, within the bias limit, that is
             not clearly beaten.
     """
 
@@ -235,14 +233,14 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftCases:
-    """What engines that decode ahead might bring, each a case; ``source``: from where, in words."""
+    """Possible results of speculative decoding. ``source`` describes their origin."""
 
     cases: tuple[Ahead, ...]
     source: str
 
     @property
     def words(self) -> str:
-        """Tokens of a decode step, and where they are from."""
+        """Tokens of a decode step, and their origin."""
         tokens = dict.fromkeys(f"{each.tokens:.1f}" for each in (self.cases[0], self.cases[-1]))
         return f"{' to '.join(tokens)}, {self.source}"
 
@@ -255,11 +253,11 @@ ASSUMED_DRAFTS = DraftCases(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostCase:
-    """Costs that a job might have.
+    """Possible costs of a job.
 
     Args:
-        gpus: devices; None takes the calibration's.
-        weight: any positive number; how much it counts beside others.
+        gpus: devices. None takes the calibration's.
+        weight: any positive number, relative to other cases.
     """
 
     calibration: Calibration
@@ -269,17 +267,17 @@ class CostCase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EstimatedJob:
-    """What is simulated.
+    """A job to simulate.
 
     Args:
-        rollout: the run's section; its mode is replaced.
+        rollout: the run's section. Its mode is replaced.
         cases: costs, the likeliest first.
         graded: the calibration's seconds of grading are charged.
-        costs: the costs in words, by what they are.
-        left_out: what the simulation does not have, in words.
-        ahead: its engines decode ahead, in modes that let them.
+        costs: descriptions of the costs, by subject.
+        left_out: description of the simulation's omissions.
+        ahead: its engines draft, in modes that let them.
         repeats: relative deviation between two runs of the same job.
-        texts: its responses say something, so that drafts can be measured on them.
+        texts: its responses have texts, so drafts can be measured on them.
         early: mode ``off`` grades responses while others decode, as its own run did.
     """
 
@@ -299,12 +297,12 @@ class EstimatedJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EstimatedMachine:
-    """What the user says of the machines; None is assumed.
+    """The user's machines. None is assumed.
 
     Args:
-        calibration: a built-in one or a file; by default all built-in ones, the more the nearer
-            the lengths of their responses.
-        gpus: how many; by default as many as keep the calibration's responses a GPU.
+        calibration: a built-in one or a file. Default: all built-in ones, weighted by the
+            similarity of their response lengths.
+        gpus: default: as many as keep the calibration's responses per GPU.
     """
 
     calibration: str | None = None
@@ -319,11 +317,11 @@ ASSUMED = EstimatedMachine()
 def on_paper_gpus(
     task: str, source: LengthSource, hardware: EstimatedMachine = ASSUMED
 ) -> EstimatedJob:
-    """The job on GPUs of a calibration; by default of each of the paper's settings.
+    """Place the job on GPUs of a calibration, by default of each of the paper's settings.
 
-    Of steps that would take too long to simulate, a part of the prompts runs on that part of the
-    GPUs. Rewards cost nothing, whatever the calibration says of the paper's. Raises ``ValueError``
-    where no calibration has such machines.
+    If steps would take too long to simulate, a part of the prompts runs on that part of the GPUs.
+    Rewards cost nothing, whatever the calibration says. Raises ``ValueError`` if no calibration has
+    such machines.
     """
     assert source.prompts is not None
     assert source.responses is not None
@@ -365,13 +363,13 @@ def on_paper_gpus(
 
 
 def _longest(source: LengthSource) -> float:
-    """Mean of the longest hundredth: no single response decides."""
+    """Mean of the longest hundredth, so that no single response decides."""
     lengths = np.sort(np.concatenate([each.lengths for each in source.recorded]))
     return float(lengths[-math.ceil(lengths.size / 100) :].mean())
 
 
 def _weight(fitted: Calibration, source: LengthSource) -> float:
-    """By how far its responses are from these, either way."""
+    """Weight by the relative distance of its response lengths from these."""
     ratio = _longest(source) / fitted.response_cap
     return min(ratio, 1.0 / ratio) ** 2
 
@@ -379,7 +377,8 @@ def _weight(fitted: Calibration, source: LengthSource) -> float:
 def _on_gpus(
     job: EstimatedJob, fitted: Calibration, hardware: EstimatedMachine
 ) -> tuple[CostCase, str]:
-    """Costs of a job, and in words. Raises ``ValueError`` where the machines cannot run it."""
+    """Costs of a job, and their description. Raises ``ValueError`` if the machines cannot run
+    it."""
     source, rollout = job.source, job.rollout
     costs = fitted.moved(hardware.model, hardware.device)
     carried = fitted.carried_over(costs)
@@ -402,7 +401,7 @@ def _on_gpus(
 
 
 def on_own_workers(run: RunRecord, source: LengthSource, task: str) -> EstimatedJob:
-    """The job of a run on its own workers. Raises ``ValueError`` when it timed too little."""
+    """Place the job of a run on its own workers. Raises ``ValueError`` if it timed too little."""
     costs = calibrate(run)
     rollout = RolloutConfig.model_validate(run.settings["rollout"])
     tasks = {"group_tokens": RolloutSettings.from_json(run.settings).rules.task_tokens}
@@ -424,7 +423,7 @@ def on_own_workers(run: RunRecord, source: LengthSource, task: str) -> Estimated
 
 
 def steps_for(job: EstimatedJob) -> int:
-    """Whole cycles of short and long rounds, within seconds to run."""
+    """Return whole cycles of short and long rounds that run within seconds."""
     rollout = job.rollout
     most = _MOST_ATTEMPTS // (rollout.prompts_per_step * rollout.num_generations)
     return _CYCLE * max(1, min(most, _MOST_STEPS) // _CYCLE)
@@ -433,11 +432,11 @@ def steps_for(job: EstimatedJob) -> int:
 def estimate(
     job: EstimatedJob, trace: Trace, *, steps: int | None = None, modes: Sequence[str] = ALL
 ) -> Estimate:
-    """Simulate modes beside ``off``. Raises ``ValueError`` where the machines cannot run the job.
+    """Simulate modes beside ``off``. Raises ``ValueError`` if the machines cannot run the job.
 
     Args:
-        steps: of every job; default: enough to settle, within seconds.
-        modes: of ours, or rules of one's own (``path/to/file.py:name``).
+        steps: of every job. Default: enough to converge, within seconds.
+        modes: ours, or the user's own rules (``path/to/file.py:name``).
     """
     read = read_of(task_samples(trace, job.task))
     count = steps or steps_for(job)
@@ -479,7 +478,7 @@ def estimate(
 
 
 def simulation_of(job: EstimatedJob, case: CostCase, steps: int, seed: int = 0) -> SimulationConfig:
-    """The job's configuration, in its own mode."""
+    """Return the job's configuration, in its own mode."""
     return SimulationConfig(
         calibration=case.calibration.name,
         workload=job.task,
@@ -535,7 +534,7 @@ def _simulated(
 def _joined(
     each: Sequence[ModeEstimate], weights: NDArray[np.float64], repeats: float
 ) -> ModeEstimate:
-    """What jobs say together of a mode."""
+    """The joint estimate of a mode from several jobs."""
 
     def middle(of: Callable[[ModeEstimate], float]) -> float:
         return float(weights @ [of(mode) for mode in each])
@@ -557,7 +556,8 @@ def _joined(
 
 
 def _tensor_parallel(job: EstimatedJob, case: CostCase) -> int | None:
-    """The least size, from the calibration's, whose KV cache holds one response of any length."""
+    """The least size, from the calibration's on, whose KV cache holds one response of any
+    length."""
     costs, source = case.calibration, job.source
     if costs.measured is not None or source.cap is None:
         return None
@@ -569,9 +569,9 @@ def _tensor_parallel(job: EstimatedJob, case: CostCase) -> int | None:
 
 
 def _mode(result: JobResult, base: float, first: int = 0, whole: int | None = None) -> ModeEstimate:
-    """Over whole cycles: what waits in the queue at the end would make kept lengths too short.
+    """Average over whole cycles, since prompts queued at the end would shorten kept lengths.
 
-    ``whole``: samples of a whole step, where the mode may end steps that have fewer.
+    ``whole``: samples of a whole step, if the mode may end steps with fewer.
     """
     last = max((n for n, s in enumerate(result.steps) if s.kind is RoundKind.LONG), default=-1)
     steps = result.steps[first : last + 1] or result.steps[first:]
@@ -591,8 +591,8 @@ def _mode(result: JobResult, base: float, first: int = 0, whole: int | None = No
 
 
 def _partial(steps: Sequence[StepResult], off: Sequence[StepResult]) -> ModeEstimate:
-    """By kept tokens, in the last two thirds of the steps: at first the queue fills up with those
-    that are long."""
+    """Average by kept tokens over the last two thirds of the steps, since the queue of long
+    responses fills first."""
     steps = steps[len(steps) // 3 :]
     tokens = sum(s.kept_tokens for s in steps)
     seconds = mean(step.step_s for step in steps) * _kept(off) / _kept(steps)

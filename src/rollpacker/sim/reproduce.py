@@ -1,7 +1,6 @@
 """The RollPacker paper's tables and figures, from the real policies on simulated machines.
 
-An exhibit is jobs to simulate, by name, and rows that set their results beside the paper's values.
-Nothing here is needed to simulate a job of one's own.
+An exhibit is jobs to simulate, by name, and rows that compare their results with the paper.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ TOLERANCE = 0.10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultRow:
-    """A cell of a table or a bar of a figure, None where a side has none.
+    """A cell of a table or a bar of a figure, None if a side has none.
 
-    ``status``: ``fitted`` where a cost or a length was fitted to this very value, ``predicted``
-    where none was, ``not_reproduced`` beyond the tolerance. ``note``: what it rests on, or why it
-    is missed.
+    ``status``: ``fitted`` if a cost or a length was fitted to this very value, otherwise
+    ``predicted``, or ``not_reproduced`` beyond the tolerance. ``note``: its assumptions, or the
+    reason of a miss.
     """
 
     name: str
@@ -51,7 +50,7 @@ class ResultRow:
 def row(
     name: str, paper: float | None, ours: float, *, fitted: bool = False, note: str = ""
 ) -> ResultRow:
-    """A row whose status follows from its error."""
+    """Make a row whose status follows from its error."""
     error = None if paper is None else ours / paper - 1.0
     missed = error is not None and abs(error) > TOLERANCE
     status = "not_reproduced" if missed else "fitted" if fitted else "predicted"
@@ -61,14 +60,14 @@ def row(
 
 
 def missing(name: str, paper: float, why: str) -> ResultRow:
-    """A row that the simulator has no answer to."""
+    """Make a row that the simulator cannot reproduce."""
     return ResultRow(
         name=name, paper=paper, ours=None, relative_error=None, status="not_reproduced", note=why
     )
 
 
 def within(rows: Iterable[ResultRow]) -> int:
-    """How many reproduce the paper."""
+    """Count the rows that reproduce the paper."""
     return sum(r.paper is not None and r.status != "not_reproduced" for r in rows)
 
 
@@ -90,7 +89,7 @@ Results = Mapping[str, Sequence[JobResult]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaperJob:
-    """Keys of ``SimulationConfig``, and of the calibration those that an exhibit changes."""
+    """Keys of ``SimulationConfig``, and those of the calibration that an exhibit changes."""
 
     config: Tree
     costs: Tree = field(default_factory=dict[str, Any])
@@ -101,11 +100,11 @@ class PaperJob:
         return json.dumps([type(self).__name__, asdict(self)], sort_keys=True)
 
     def seeded(self, seed: int) -> PaperJob:
-        """The same job with other lengths."""
+        """Return the same job with other lengths."""
         return replace(self, config={**self.config, "seed": seed})
 
     def run(self, record: Record | None = None) -> JobResult:
-        """Simulate it; ``record`` takes every event with its decisions."""
+        """Simulate it. ``record`` takes every event with its decisions."""
         config = parse_as(SimulationConfig, self.config)
         known = calibration.load(config.calibration).model_dump(exclude_unset=True)
         costs = calibration.Calibration.model_validate(known | self.costs)
@@ -126,8 +125,11 @@ def job(
     costs: Tree | None = None,
     **keys: Any,
 ) -> PaperJob:
-    """A job in one of ``SETTINGS``: ``etas`` are prompts and responses started per one kept;
-    nothing is streamed without ``streaming``; ``keys`` are further ones of the simulation."""
+    """Make a job in one of ``SETTINGS``.
+
+    ``etas`` are prompts and responses started per one kept. Without ``streaming``, no gradients are
+    streamed. ``keys`` are further ones of the simulation.
+    """
     calibrated, lengths, _ = SETTINGS[setting]
     tail = {"mode": mode, "eta_prompts": etas[0], "eta_responses": etas[1], "audit_every": 0}
     rollout = {
@@ -146,7 +148,7 @@ PAPER_STREAMING: Tree = {"scaling": "paper"}
 THREE_DOMAINS: Tree = {"domains": {name: {"reward": name} for name in ("math", "code", "judge")}}
 """The paper's mix: a third each."""
 PARTS = ("tail batching", "reward", "parallelism", "trainer")
-"""Of RollPacker, in the order in which the paper adds them."""
+"""Parts of RollPacker, in the order in which the paper adds them."""
 
 
 def verl(setting: str) -> PaperJob:
@@ -169,7 +171,7 @@ def part(setting: str, name: str) -> PaperJob:
 
 
 def streamed(streaming: Tree | None) -> PaperJob:
-    """Full rounds without a judge; gradients are dealt out in turn when none are streamed."""
+    """Full rounds without a judge. Without streaming, gradients are dealt out in turn."""
     plain = streaming is None
     return job(
         "8k",
@@ -331,11 +333,11 @@ FIG11 = {
     "32k": (673.0, 658.0, 655.0, 265.0, 636.0, 259.0, 279.0, 170.0),
 }
 _START_S = {"8k": 22.0, "16k": 11.0, "32k": 0.0}
-"""Start of a rollout that the bars include; fitted to them."""
+"""Start of a rollout that the bars include, fitted to them."""
 FIG11_COSTS: dict[str, Tree] = {"8k": {"kappa": 0.66}, "16k": {}, "32k": {"kappa": 0.92}}
-"""Decode steps of this figure; fitted to it, as the paper's figures disagree."""
+"""Decode steps of this figure, fitted to it because the paper's figures disagree."""
 _ITERATIONS = 10
-"""Iterations of which a maximum is taken; the paper does not say how many it took."""
+"""Iterations of one maximum. The paper does not give its number."""
 _CHOSEN = (
     "a bar is the longest round that is not a long one, or the mean of all where that is more; "
     "this, the ten iterations, start and kappa of each setting and math rewards only at 8k were "
@@ -356,14 +358,14 @@ def _fig11_jobs() -> dict[str, PaperJob]:
 
 
 def longest_s(result: JobResult) -> float:
-    """Of the rounds that are not long ones, in each ``_ITERATIONS``; mean over these."""
+    """Mean over each ``_ITERATIONS`` of their longest round that is not a long one."""
     steps = result.steps
     windows = [steps[at : at + _ITERATIONS] for at in range(0, len(steps), _ITERATIONS)]
     return mean(max(s.rollout_s for s in w if s.kind is not RoundKind.LONG) for w in windows)
 
 
 def mean_s(result: JobResult, eta_prompts: float) -> float:
-    """Over all rounds; long rounds weigh what they do in a long run."""
+    """Mean over all rounds. Long rounds have their weight of a long run."""
     share = (eta_prompts - 1.0) / eta_prompts
     long = mean(s.rollout_s for s in result.of(RoundKind.LONG))
     others = mean(s.rollout_s for s in result.steps if s.kind is not RoundKind.LONG)
@@ -372,10 +374,10 @@ def mean_s(result: JobResult, eta_prompts: float) -> float:
 
 @_exhibit("fig11", "Rollout seconds by over-provisioning", _fig11_jobs)
 def _fig11(results: Results) -> list[ResultRow]:
-    """The paper takes the maximum over iterations. Where prompts are deferred, the longest short
-    round leaves out the work that was put off, and the longest of all rounds is the baseline's. So
-    a bar is the longest round that is not a long one, or the mean over all rounds where that is
-    more. Both are in the note; how many bars each alone would reach is counted."""
+    """The paper takes the maximum over iterations. If prompts are deferred, the longest short
+    round lacks the deferred work, and the longest of all rounds is the baseline's. So a bar is
+    the longest round that is not a long one, or the mean over all rounds if that is more. The
+    note has both, and the number of bars that each alone would reach."""
     found: list[ResultRow] = []
     alone = {"longest": 0, "mean": 0}
     for setting, values in FIG11.items():
@@ -397,7 +399,7 @@ def _fig11(results: Results) -> list[ResultRow]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedResult(JobResult):
-    """With the largest engine of each step's start, in GPUs."""
+    """A result with the largest engine at each step's start, in GPUs."""
 
     sizes: tuple[int, ...]
 
@@ -407,8 +409,10 @@ FIRST_CAP, LAST_CAP, GROWING_STEPS = 8192, 32768, 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrowingJob(PaperJob):
-    """Lengths in proportion to a cap that grows step by step, ``stretch`` times the length model's
-    at the same cap."""
+    """Lengths in proportion to a cap that grows step by step.
+
+    They are ``stretch`` times the length model's at the same cap.
+    """
 
     stretch: float
 
@@ -433,7 +437,7 @@ class GrowingJob(PaperJob):
         )
 
     def source(self, config: SimulationConfig) -> LengthSource:
-        """The prompts of every step, as a trace would have them."""
+        """Return the prompts of every step, as a trace would have them."""
         known = of_model(config.workload)
         assert known.cap is not None
         rollout = config.rollout
@@ -566,11 +570,11 @@ def _table4(results: Results) -> list[ResultRow]:
 GPUS = (32, 64, 128)
 FIG14 = {"veRL": (1.00, 1.42, 2.18), "RollPacker": (2.22, 3.37, 4.81)}
 _RULES = {"same batch": 0.0, "batch by root of GPUs": 0.5, "batch by GPUs": 1.0}
-"""How the batch grows: the power of the number of GPUs."""
+"""Growth of the batch, as a power of the number of GPUs."""
 
 
 def scaled(base: PaperJob, gpus: int, power: float) -> PaperJob:
-    """A job on more GPUs with more prompts a step."""
+    """A job on more GPUs with more prompts per step."""
     prompts = round(128 * (gpus / GPUS[0]) ** power)
     rollout = base.config["rollout"] | {"prompts_per_step": prompts}
     rewards = calibration.load(base.config["calibration"]).rewards.model_dump()
@@ -594,7 +598,7 @@ def _fig14_jobs() -> dict[str, PaperJob]:
 
 @_exhibit("fig14", "Samples per second with the number of GPUs, 14B", _fig14_jobs)
 def _fig14(results: Results) -> list[ResultRow]:
-    """Over veRL's on 32, which is the unit; that column is also a cell of Table 2."""
+    """Speed-up over veRL's on 32 GPUs. That column is also a cell of Table 2."""
     note = (
         "assumes how the batch grows, which the paper does not say; the judge's slots grow with "
         "the GPUs"

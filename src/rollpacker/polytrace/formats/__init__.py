@@ -1,6 +1,6 @@
-"""Formats of workload traces: read any of them into a ``Trace``, write PolyTrace's and ours.
+"""Read workload traces of any format into a ``Trace``, and write PolyTrace's and ours.
 
-``detect`` says which format a path has; every other module is one format, or one family of them.
+``detect`` finds the format of a path. Every other module is one format or one family.
 """
 
 from __future__ import annotations
@@ -60,17 +60,15 @@ def read(
     """Read the trace at ``path``.
 
     Args:
-        path: a file; a folder of files of one task; or a folder of such folders, which gives one
-            task a folder.
-        format: one of ``FORMATS``; found out by default.
-        task: name of the task; default: the folder's. A native trace has its own names.
-        note: told, in one line each, of approximations, of copies that were counted once and of
-            what is left out.
-        tick: told of bytes read.
-        count: tokens of texts that a log does not count; default: an estimate by characters.
+        path: a file, a folder of one task's files, or a folder of such folders (one task each).
+        format: one of ``FORMATS``. Detected by default.
+        task: name of the task. Default: the folder's. A native trace has its own names.
+        note: gets one line each about approximations, duplicates and omissions.
+        tick: gets numbers of bytes read.
+        count: counts tokens of texts if a log does not. Default: an estimate by characters.
 
     Raises:
-        TraceError: a line is wrong (file, line and field are named), nothing is there, or the
+        TraceError: a line is wrong (file, line and field are named), the trace is empty, or the
             format is unknown.
         OSError: a file cannot be read.
     """
@@ -101,11 +99,11 @@ def read(
 
 
 def problems(path: Path, *, format: str | None = None, tick: Tick = quiet) -> list[Problem]:
-    """Everything that is wrong at ``path``, in the order of files and lines.
+    """Return all mistakes at ``path``, in the order of files and lines.
 
-    Besides each line's fields it checks what files say of each other: response sums of
-    ``reward_timings`` and prompt counts of ``dapo_filter`` against ``packed_lengths``. Where no
-    line can be named, as in parquet files, ``line`` is 0. ``tick`` is told of bytes read.
+    Besides each line's fields it checks that files agree: response sums of ``reward_timings`` and
+    prompt counts of ``dapo_filter`` with ``packed_lengths``. ``line`` is 0 if no line can be named,
+    as in parquet files. ``tick`` gets numbers of bytes read.
     """
     found: list[Problem] = []
     try:

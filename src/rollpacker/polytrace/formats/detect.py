@@ -1,4 +1,4 @@
-"""Which format a file or a folder has: from what is in it, and from its name where that is torn."""
+"""Detect the format of a file or folder by its content, or by its name if the file is torn."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from rollpacker.polytrace.formats.suite import SUITE
 from rollpacker.polytrace.schema import SAMPLES, TraceError
 
 FORMATS = (*SUITE, "polytrace", "native", "run", "journal", *LAYOUTS)
-"""Names that ``read`` takes; ``polytrace`` is a folder with any of the first four."""
+"""Names that ``read`` takes. ``polytrace`` is a folder with any of the first four."""
 _TABLES = ("native", "run")
 _SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet")
 _NEARLY = 2
-"""Columns that a table may lack and still be meant as a native trace."""
+"""A table that lacks at most this many columns counts as a damaged native trace."""
 _DEEPEST = 3
 _DEEPEST_IN_STEP = 6
 _PICKLES = {
@@ -38,11 +38,11 @@ _PICKLES = {
     ".bin": "a binary file",
 }
 _NO_LOGS = ("", ".md", ".yaml", ".yml", ".toml", ".html", ".png", ".svg", ".log", ".lock", ".py")
-"""Suffixes of files that nobody takes for a log: nothing is said of them."""
+"""Suffixes of files that are no logs. They are skipped without a message."""
 
 
 def _is_lengths(output: object) -> bool:
-    """Whether it may be a list of lengths: texts are responses of some trainer's log."""
+    """Whether it may be a list of lengths. Texts are responses of some trainer's log."""
     return isinstance(output, list) and not any(
         isinstance(each, str) for each in cast(list[Any], output)
     )
@@ -70,8 +70,12 @@ _TITLES = {
 
 @dataclass(frozen=True, slots=True)
 class TaskFiles:
-    """The files of one task, by format, in the order of the numbers in their names; ``left`` are
-    those beside them that nothing is read from, and ``notes`` say what else is passed over."""
+    """The files of one task, by format, in the order of the numbers in their names.
+
+    Args:
+        left: files beside them that cannot be read.
+        notes: other omissions.
+    """
 
     task: str
     files: dict[str, list[Path]]
@@ -80,9 +84,9 @@ class TaskFiles:
 
 
 def sources(path: Path, format: str | None = None) -> list[TaskFiles]:
-    """What to read at ``path``; a folder of folders has one task a folder.
+    """Return the files to read at ``path``. In a folder of folders, each is one task.
 
-    Raises ``TraceError`` in one line that names what was expected.
+    Raises ``TraceError`` in one line that names the expected files.
     """
     if format is not None and format not in FORMATS:
         raise TraceError(f"unknown format {format!r}; known: {', '.join(FORMATS)}")
@@ -102,7 +106,7 @@ def sources(path: Path, format: str | None = None) -> list[TaskFiles]:
 
 
 def titles(path: Path, format: str | None = None) -> list[str]:
-    """What was recognised at ``path``, in words. Raises ``TraceError``."""
+    """Name the formats detected at ``path``. Raises ``TraceError``."""
     kinds = {kind: None for source in sources(path, format) for kind in source.files}
     return [_TITLES[kind] for kind in kinds]
 
@@ -135,7 +139,6 @@ def _of_file(path: Path, format: str | None) -> str:
 
 
 def _suffix(path: Path) -> str:
-    """Of what a packed file holds."""
     return Path(bare(path)).suffix
 
 
@@ -164,7 +167,7 @@ def _why_unknown(path: Path) -> str:
 
 
 def _no_table(columns: Sequence[str]) -> str:
-    """Of a parquet file that is none of ours, which column a native one would have more."""
+    """Explain why a parquet file is not a trace."""
     missing = [name for name in SAMPLES if name not in columns]
     if len(missing) <= _NEARLY:
         lacks = f"the column {', '.join(missing)}" if missing else "a native trace's metadata"
@@ -191,11 +194,11 @@ def _of_folder(
 
 
 def _of_one_kind(folder: Path, files: dict[str, list[Path]]) -> None:
-    """The same responses in two formats, as after an import into the folder, would count twice."""
+    """Refuse two formats in one folder: after an import into it, responses would count twice."""
     kinds = sorted({"polytrace" if kind in SUITE else kind for kind in files})
     if len(kinds) > 1:
         raise TraceError(
-            f"{folder}: holds files of {' and of '.join(kinds)}; read one of them: give a file, "
+            f"{folder}: holds files of {' and of '.join(kinds)}. Read one of them: give a file, "
             "or --format"
         )
 
@@ -214,7 +217,7 @@ def _source(folder: Path, task: str, format: str | None) -> TaskFiles:
 
 
 def _gathered(folder: Path, notes: list[str], within: int) -> Iterator[Path]:
-    """Files of a folder, and of those below it that are no tasks but steps."""
+    """Files of a folder, and of those subfolders that are steps instead of tasks."""
     below = sorted(folder.iterdir())
     names = {path.name for path in below if path.is_dir()}
     for path in below:
@@ -249,7 +252,7 @@ def _numbers(path: Path) -> list[tuple[int, str]]:
 
 
 def format_of(path: Path) -> str | None:
-    """The format of a file, None when it is not known. Raises ``OSError``."""
+    """Return the format of a file, or None if it is unknown. Raises ``OSError``."""
     suffix = _suffix(path)
     if suffix == ".parquet":
         return _of_table(path)
@@ -261,8 +264,7 @@ def format_of(path: Path) -> str | None:
 
 @lru_cache(maxsize=1 << 16)
 def _of_records(path: Path, size: int, changed_ns: int) -> str | None:
-    """By a file's first records: kept, since a line may hold a whole step and a command looks at
-    its files several times."""
+    """Detect by a file's first records. Cached, since a line may hold a whole step."""
     del size, changed_ns
     suffix = _suffix(path)
     first, _ = beginning(path)

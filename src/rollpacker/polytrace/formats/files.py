@@ -1,7 +1,4 @@
-"""Records out of files: lines, tables, packed or not, with the place of every mistake.
-
-Nothing here knows what a record means.
-"""
+"""Read records from files: lines and tables, packed or not, with the place of every mistake."""
 
 from __future__ import annotations
 
@@ -31,25 +28,24 @@ _BLOCK = 1 << 20
 _LINES_AT_ONCE = 64
 
 Tick = Callable[[int], None]
-"""Told how many more bytes of the files, as they lie on disk, were read."""
+"""Gets the number of further bytes read, in the files' size on disk."""
 
 
 def quiet(_: int) -> None:
-    """A ``Tick`` where nobody watches."""
+    """A ``Tick`` that does nothing."""
 
 
 class TornError(ValueError):
-    """A packed file ends too early, or is none; the message says which."""
+    """A packed file ends too early or has another format, as the message says."""
 
 
 def bare(path: Path) -> str:
-    """The file's name without the suffix of its packing."""
+    """Return the file's name without the suffix of its packing."""
     return path.stem if path.suffix in PACKED else path.name
 
 
 def packing(path: Path) -> str:
-    """How a file is packed, as the suffix of it: by its name, else by its first bytes. Empty for
-    not at all."""
+    """Return the packing's suffix, by the file's name or its first bytes. Empty if not packed."""
     if path.suffix in PACKED:
         return path.suffix
     with path.open("rb") as file:
@@ -58,9 +54,9 @@ def packing(path: Path) -> str:
 
 
 def lines(path: Path, tick: Tick = quiet) -> Iterator[bytes]:
-    """Each line with its end, the last one perhaps without; a byte order mark is left out.
+    """Yield each line with its line end, without a byte order mark. The last may lack its end.
 
-    Raises ``OSError``, and ``TornError`` after the last line that can be read.
+    Raises ``OSError``, and ``TornError`` after the last readable line.
     """
     if packing(path) == ".zst":
         yield from _without_mark(_of_zstd(path, tick))
@@ -69,7 +65,8 @@ def lines(path: Path, tick: Tick = quiet) -> Iterator[bytes]:
 
 
 def blocks(path: Path, tick: Tick = quiet) -> Iterator[bytes]:
-    """The same bytes as ``lines`` in pieces of any size, where a line may be the whole file."""
+    """Yield the bytes of ``lines`` in pieces of limited size, since a line may be the whole
+    file."""
     if packing(path) == ".zst":
         yield from _without_mark(_of_zstd(path, tick))
     else:
@@ -110,7 +107,7 @@ def _told(
 
 
 def _of_zstd(path: Path, tick: Tick) -> Iterator[bytes]:
-    """Polars unpacks it: Python itself cannot before 3.14."""
+    """Polars unpacks zstd, which Python itself cannot before 3.14."""
     with path.open("rb") as file:
         start = file.read(len(_ZSTD))
     if start and start != _ZSTD:
@@ -131,11 +128,11 @@ def _of_zstd(path: Path, tick: Tick) -> Iterator[bytes]:
 Record = dict[str, Any]
 """One line: a JSON object."""
 Note = Callable[[str], None]
-"""Told, in one line each, what a reader approximated or a writer left out."""
+"""Gets one line each about a reader's approximations or a writer's omissions."""
 
 
 def silent(_: str) -> None:
-    """A ``Note`` where nobody wants to know."""
+    """A ``Note`` that does nothing."""
 
 
 MOST = 2**31 - 1
@@ -144,7 +141,7 @@ MOST = 2**31 - 1
 Count = Annotated[int, Field(strict=True, ge=0, le=MOST)]
 Number = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 Text = InstanceOf[str]
-"""Lone surrogates too, which a ``str`` of pydantic's might not take."""
+"""Accepts lone surrogates, which pydantic's ``str`` may refuse."""
 
 _EXPECTED = {
     "int_type": "a whole number",
@@ -159,7 +156,7 @@ _EXPECTED = {
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is wrong with a line; ``line`` 0 stands for the whole file."""
+    """A mistake in a line. ``line`` 0 stands for the whole file."""
 
     file: Path
     line: int
@@ -174,14 +171,14 @@ Bad = Callable[[Problem], None]
 
 
 def stop(problem: Problem) -> None:
-    """The reaction of a reader to its first problem. Raises ``TraceError``."""
+    """Raise ``TraceError`` at a reader's first problem."""
     raise TraceError(str(problem))
 
 
 def records(path: Path, model: type[BaseModel], bad: Bad) -> Iterator[tuple[int, Record]]:
-    """Yield ``(line number, object)`` of each good line; ``bad`` is told of the others.
+    """Yield ``(line number, object)`` of each good line. ``bad`` gets the problems of the others.
 
-    Blank lines are skipped, and keys that ``model`` lacks are let through.
+    Blank lines are skipped, and keys that ``model`` lacks are accepted.
     """
     number = 0
     try:
@@ -202,7 +199,7 @@ def records(path: Path, model: type[BaseModel], bad: Bad) -> Iterator[tuple[int,
 
 
 def parsed(raw: bytes) -> Record:
-    """The JSON object of a line. Raises ``ValueError``."""
+    """Return the JSON object of a line. Raises ``ValueError``."""
     try:
         value: object = json.loads(raw.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -218,7 +215,7 @@ def parsed(raw: bytes) -> Record:
 
 
 def _said(error: ValidationError) -> str:
-    """The first problem: its field, what was expected there and what was found."""
+    """The first problem: its field, the expected and the actual value."""
     first = error.errors(include_url=False)[0]
     kind, value, about = first["type"], first["input"], first.get("ctx", {})
     if kind == "value_error":
@@ -237,13 +234,13 @@ def _said(error: ValidationError) -> str:
 
 
 def same_count(name: str, told: int | None, of: str, entries: Sequence[object]) -> None:
-    """Raise ``ValueError`` where there is a count and the list ``of`` has another length."""
+    """Raise ``ValueError`` if there is a count and the list ``of`` has another length."""
     if told is not None and told != len(entries):
         raise ValueError(f"{name}: {told}, but {of} has {len(entries)} entries")
 
 
 def shown(value: object) -> str:
-    """A value as a message shows it."""
+    """Return a value as a message shows it."""
     told = json.dumps(value, default=str)
     return told if len(told) <= 40 else told[:37] + "..."
 
@@ -252,9 +249,9 @@ def shown(value: object) -> str:
 
 
 def split(record: Mapping[str, Any], columns: Mapping[str, str]) -> tuple[Record, Record]:
-    """``(values by column, the rest)`` of a record; ``columns`` maps its keys to columns.
+    """Return ``(values by column, the rest)`` of a record. ``columns`` maps its keys to columns.
 
-    An explicit null stays in the rest: a column cannot tell it from a missing key.
+    An explicit null stays in the rest, since a column cannot distinguish it from a missing key.
     """
     held = {column: record.get(key) for key, column in columns.items()}
     rest = {key: value for key, value in record.items() if key not in columns or value is None}
@@ -262,18 +259,18 @@ def split(record: Mapping[str, Any], columns: Mapping[str, str]) -> tuple[Record
 
 
 def join(held: Mapping[str, Any], columns: Mapping[str, str], rest: Mapping[str, Any]) -> Record:
-    """The inverse of ``split``."""
+    """Undo ``split``."""
     known = {key: held[column] for key, column in columns.items() if held.get(column) is not None}
     return {**known, **{key: value for key, value in rest.items() if key not in known}}
 
 
 def pack(source: str, rest: Mapping[str, Any]) -> str:
-    """The ``extra`` of a response that a ``source`` format described."""
+    """Return the ``extra`` of a response from a ``source`` format."""
     return json.dumps({source: rest}, separators=(",", ":"))
 
 
 def unpack(extra: str | None, source: str) -> Record | None:
-    """What ``pack`` packed; None where the response comes from another format."""
+    """Undo ``pack``. None if the response comes from another format."""
     if not extra:
         return None
     found: object = json.loads(extra).get(source)
@@ -281,12 +278,12 @@ def unpack(extra: str | None, source: str) -> Record | None:
 
 
 def samples(rows: Iterable[Mapping[str, Any]]) -> pl.DataFrame:
-    """Rows as the table ``SAMPLES``; missing keys are null."""
+    """Return rows as the table ``SAMPLES``. Missing keys are null."""
     return table(rows, SAMPLES)
 
 
 def table(rows: Iterable[Mapping[str, Any]], schema: dict[str, pl.DataType]) -> pl.DataFrame:
-    """The same for any of a trace's tables."""
+    """Like ``samples``, for any of a trace's tables."""
     given = list(rows)
     return pl.DataFrame({name: [row.get(name) for row in given] for name in schema}, schema=schema)
 
@@ -294,13 +291,13 @@ def table(rows: Iterable[Mapping[str, Any]], schema: dict[str, pl.DataType]) -> 
 # --- The circumstances of reading
 
 TokenCount = Callable[[str], int]
-"""How many tokens a text has."""
+"""Counts the tokens of a text."""
 _CHANCE = 4
 """Fewer equal records in two tasks may be chance."""
 
 
 class Repeats:
-    """Steps and records that were read before: copies must not count twice."""
+    """Steps and records that were read before, because copies must not count twice."""
 
     def __init__(self) -> None:
         self.prints: dict[int, tuple[str, Path]] = {}
@@ -310,7 +307,7 @@ class Repeats:
     def fresh(
         self, path: Path, task: str, given: Sequence[Record], note: Note, *, least: int = _CHANCE
     ) -> list[Record]:
-        """``given`` less the steps that another task has and the records that this task has.
+        """Return ``given`` without steps of another task and without earlier records of this task.
 
         ``least``: fewer equal records of one step in two tasks may be chance.
         """
@@ -339,8 +336,11 @@ class Repeats:
 
 @dataclass(slots=True)
 class Copied:
-    """The responses of a file, or of each unit of it (a line that holds many), may begin with all
-    of an earlier one's: tables that grow are written again and again. ``found`` counts them."""
+    """Find responses with which a file, or a unit of it, repeats all of an earlier one.
+
+    A unit is a line with many responses. Trainers write growing tables again and again, so a file
+    may begin with an earlier file. ``found`` counts such responses.
+    """
 
     repeats: Repeats
     task: str
@@ -351,7 +351,8 @@ class Copied:
     _count: int = 0
 
     def again(self, unit: int, *response: object) -> int:
-        """With this response, how many of the last ones are all of an earlier file or unit."""
+        """Return how many of the last responses, including this one, are an earlier file or
+        unit."""
         if unit != self._unit:
             self.end()
             self._unit = unit
@@ -364,21 +365,20 @@ class Copied:
         return count
 
     def end(self) -> None:
-        """The file or the unit is over."""
+        """End the file or the unit."""
         self.repeats.prints.setdefault(self._print, (self.task, self.path))
         self._print = self._count = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """The circumstances of reading one task.
+    """The options of reading one task.
 
     Args:
         repeats: shared by the tasks of one trace.
-        bad: told of a wrong record.
-        left: told of what is left out: what a writer that was stopped has not written to its end;
-            ``note`` is, by default.
-        count: of texts whose tokens a log does not count; default: an estimate by characters.
+        bad: gets wrong records.
+        left: gets unfinished parts that an interrupted writer left. Default: a ``note``.
+        count: counts tokens of texts if a log does not. Default: an estimate by characters.
     """
 
     task: str
@@ -402,10 +402,9 @@ class Reading:
 def read_table(
     path: Path, needed: Sequence[str], *, only: bool = False, also: Sequence[str] = ()
 ) -> pl.DataFrame:
-    """A parquet file that has at least the ``needed`` columns; ``only`` leaves the others unread,
-    but for those of ``also`` that are there.
+    """Read a parquet file that has at least the ``needed`` columns.
 
-    Raises ``TraceError``.
+    ``only`` skips other columns, except those of ``also``, if present. Raises ``TraceError``.
     """
     try:
         table = pl.scan_parquet(path)
@@ -442,9 +441,9 @@ _DECODER = json.JSONDecoder()
 
 
 def entries(path: Path, reading: Reading) -> Iterator[tuple[int, Record]]:
-    """Each record with its line (of a table, its row).
+    """Yield each record with its line (in a table, its row).
 
-    ``reading`` is told of wrong ones, and of what is left out. Raises ``OSError``.
+    ``reading`` gets wrong and omitted records. Raises ``OSError``.
     """
     if bare(path).endswith(".parquet"):
         yield from _rows(path, reading)
@@ -466,7 +465,7 @@ def entries(path: Path, reading: Reading) -> Iterator[tuple[int, Record]]:
 
 
 def beginning(path: Path) -> tuple[list[Record], str]:
-    """The first records of a file that is no table, and what is wrong where there are none.
+    """Return the first records of a file that is no table, or a mistake if there are none.
 
     Raises ``OSError``.
     """
@@ -481,7 +480,7 @@ def beginning(path: Path) -> tuple[list[Record], str]:
 
 
 def _numbered(path: Path, reading: Reading) -> Iterator[tuple[int, bytes]]:
-    """Lines; says where a packed file ends too early."""
+    """Lines with numbers. Reports a packed file that ends too early."""
     number = 0
     try:
         for raw in lines(path, reading.tick):
@@ -503,7 +502,7 @@ def _line(path: Path, number: int, raw: bytes, reading: Reading) -> Iterator[tup
 
 
 def _document(path: Path, reading: Reading) -> Iterator[tuple[int, Record]]:
-    """One JSON object: a table of wandb's, or a record; else lines in spite of the name."""
+    """One JSON object, which is a wandb table or a record, or else lines in spite of the name."""
     given = _numbered(path, reading)
     number, head = next(given, (0, b""))
     try:
@@ -534,7 +533,7 @@ def _of_table(path: Path, record: Record, reading: Reading) -> Iterator[tuple[in
 
 
 def _elements(path: Path, reading: Reading) -> Iterator[tuple[int, Record]]:
-    """Of a JSON array, each with the line in which it begins; the file is in memory as a whole."""
+    """Records of a JSON array, each with its first line. The whole file is in memory."""
     text, place, number = _whole(path, reading).lstrip()[1:], 0, 1
     while True:
         begin = _after_gap(text, place)
@@ -577,7 +576,7 @@ def _whole(path: Path, reading: Reading) -> str:
 
 
 def _rows(path: Path, reading: Reading) -> Iterator[tuple[int, Record]]:
-    """Of a parquet file, few in memory at once; nested values as lists and dicts."""
+    """Rows of a parquet file, few in memory at once, with nested values as lists and dicts."""
     number = 0
     try:
         for batch in pl.scan_parquet(path).collect_batches(chunk_size=_ROWS_AT_ONCE):

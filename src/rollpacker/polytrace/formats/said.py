@@ -1,4 +1,4 @@
-"""What responses of a log said, for whom lengths are not enough: our runs' and trainers'."""
+"""Read the texts or token ids of responses, from our runs and from trainers' logs."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Said:
     """One response that ended by itself or at the longest length.
 
     Args:
-        prompt: the same for all responses to it.
-        said: token ids where the log has them, else the text.
+        prompt: id, the same for all responses to a prompt.
+        said: token ids if the log has them, else the text.
     """
 
     step: int
@@ -36,10 +36,10 @@ class Said:
 
 
 def responses(path: Path, task: str | None = None, *, texts_too: bool = True) -> Iterator[Said]:
-    """Those of a trace (of one of its tasks), step by step where it is; none where its format keeps
-    no texts. Without ``texts_too`` only those whose token ids a log has.
+    """Yield the responses of a trace (or of one task), step by step within a run or a file.
 
-    Raises ``TraceError``.
+    Formats without texts yield nothing. Without ``texts_too``, only responses with logged token ids
+    are yielded. Raises ``TraceError``.
     """
     repeats = Repeats()
     for source in detect.sources(path):
@@ -53,7 +53,7 @@ def responses(path: Path, task: str | None = None, *, texts_too: bool = True) ->
 
 
 def _of_runs(paths: Sequence[Path]) -> Iterator[Said]:
-    """A step at a time, and nothing but what was said: texts may be larger than the memory."""
+    """Read one step at a time and only the needed columns, since texts may exceed the memory."""
     tables = [file for path in paths for file in (table_files(path) if path.is_dir() else [path])]
     if not tables:
         return
@@ -72,7 +72,7 @@ def _of_runs(paths: Sequence[Path]) -> Iterator[Said]:
 
 
 def _of_logs(paths: Sequence[Path], kind: str, reading: Reading, texts_too: bool) -> Iterator[Said]:
-    """A file at a time, in the order of its steps, without what an earlier one ends with."""
+    """Read one file at a time, sorted by step, without responses that an earlier file ends with."""
     prompts = PromptIds(LAYOUTS[kind])
     for path in paths:
         found: list[Said] = []
@@ -93,7 +93,7 @@ def _of_logs(paths: Sequence[Path], kind: str, reading: Reading, texts_too: bool
 
 
 def _ids(record: dict[str, Any]) -> list[int] | None:
-    """None where the log has none, or what no token can be."""
+    """Token ids, or None if the log has none or if they cannot be token ids."""
     for key in RESPONSE_IDS:
         ids = record.get(key)
         if isinstance(ids, list) and all(

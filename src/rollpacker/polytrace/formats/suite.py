@@ -1,5 +1,7 @@
-"""The files of the published PolyTrace suite (arXiv 2509.25279), read and written: a prompt's
-lengths, turns and tool calls, seconds of rewards, and what dynamic sampling kept.
+"""Read and write the files of the published PolyTrace suite (arXiv 2509.25279).
+
+They hold a prompt's lengths, turns and tool calls, seconds of rewards, and filters of dynamic
+sampling.
 """
 
 from __future__ import annotations
@@ -87,7 +89,7 @@ class MultiturnRequest(BaseModel):
 
 
 class ToolCall(BaseModel):
-    """What a turn asked of a tool."""
+    """A turn's tool call."""
 
     tool_name: Text
     turn: Count | None = None
@@ -173,8 +175,8 @@ class SuiteFormat:
     """One of the suite's formats.
 
     Args:
-        file: how the name of its files begins.
-        columns: the columns of its keys; the other keys travel in ``extra``.
+        file: start of its files' names.
+        columns: the columns of its keys. Other keys are kept in ``extra``.
         no_place: columns that it cannot hold.
     """
 
@@ -187,13 +189,13 @@ class SuiteFormat:
 
 
 def read(files: Sequence[Path], reading: Reading, kind: str) -> Trace:
-    """The files of one format. Raises ``TraceError``."""
+    """Read the files of one format. Raises ``TraceError``."""
     given = [(path, [line for *_, line in good_lines([path], kind, reading)]) for path in files]
     return SUITE[kind].read(given, reading)
 
 
 def good_lines(files: Sequence[Path], kind: str, reading: Reading) -> Iterator[LineAt]:
-    """Lines that are as the format wants them; ``reading`` is told of the others."""
+    """Yield lines in the expected format. ``reading`` gets the others."""
     for path in files:
         for number, line in records(path, SUITE[kind].model, reading.bad):
             yield path, number, line
@@ -216,11 +218,11 @@ def _domain(record: Record) -> str | None:
 
 
 def _read_packed(given: Given, reading: Reading) -> Trace:
-    """One row a response, in the order of the lines.
+    """Return one row per response, in the order of the lines.
 
-    The format has no prompt ids: they are ``step/rank/local_index``, of the first step that had
-    the same prompt lengths at the same places. The cap is the longest length, where several
-    responses have exactly that.
+    The format has no prompt ids: they are ``step/rank/local_index``, of the first step with the
+    same prompt lengths at the same places. The cap is the longest length, if several responses have
+    it.
     """
     found = _fresh(given, reading)
     cap = _cap(found, reading)
@@ -237,7 +239,7 @@ def _read_packed(given: Given, reading: Reading) -> Trace:
 
 
 def _unused(ids: set[tuple[int, str]], step: int, name: str) -> str:
-    """``name``, numbered where another prompt of the step has it already."""
+    """Return ``name``, numbered if another prompt of the step has it already."""
     number, unused = 1, name
     while (step, unused) in ids:
         number += 1
@@ -268,14 +270,14 @@ def _cap(found: Sequence[Record], reading: Reading) -> int | None:
     if times < _LEAST_AT_CAP or longest < _LEAST_CAP:
         return None
     reading.note(
-        f"{reading.task}: the cap is not in the trace; taken as {longest} tokens, "
-        f"which {times} responses have exactly and none exceeds"
+        f"{reading.task}: the cap is not in the trace. It is taken as {longest} "
+        f"tokens, which {times} responses have exactly and none exceeds"
     )
     return longest
 
 
 def _first_steps(found: Sequence[Record], reading: Reading) -> dict[int, int]:
-    """For each step the first one with the same prompt lengths at the same places."""
+    """Map each step to the first one with the same prompt lengths at the same places."""
     places: dict[int, list[tuple[int, int, int]]] = {}
     for record in found:
         place = (record["rank"], record["local_index"], record["input"])
@@ -320,10 +322,10 @@ def _packed_lines(trace: Trace) -> Iterable[Record]:
 
 
 def _read_multiturn(given: Given, reading: Reading) -> Trace:
-    """One row a line.
+    """Return one row per line.
 
-    ``response_tokens`` adds up ``completion_tokens``; tools' tokens are not in it. ``cap`` is
-    what ``max_model_len`` leaves: ``max_response_len`` holds for one turn.
+    ``response_tokens`` adds up ``completion_tokens``, without tools' tokens. ``cap`` is
+    ``max_model_len`` less the prompt, because ``max_response_len`` limits one turn.
     """
     rows: list[Record] = []
     alone = 0
@@ -391,7 +393,7 @@ def _entries(held: list[Record], keys: dict[str, str], lefts: list[Record]) -> l
 
 
 def _new(row: Record, group: int) -> Record:
-    """The keys of a line that another format described."""
+    """The keys of a line for a response from another format."""
     turns, calls = row["turns"], cast(list[Record], row["tools"] or [])
     cap, start = row["cap"], row["prompt_tokens"] or 0
     return {
@@ -408,8 +410,10 @@ def _new(row: Record, group: int) -> Record:
 
 
 def _totals(row: Record) -> Record:
-    """Lengths behind the prompt, and which of these tokens were generated (1), run by run; nothing
-    where the trace does not tell what came between turns."""
+    """Lengths after the prompt, and runs of generated (1) and other (0) tokens.
+
+    Empty if the trace does not record the tokens between turns.
+    """
     turns: list[Record] = row["turns"] or []
     starts = [turn["prompt_tokens"] for turn in turns]
     if not turns or None in starts:
@@ -478,10 +482,10 @@ def _filter_lines(trace: Trace) -> dict[str, list[Record]]:
 
 
 def mark_filtered(trace: Trace, note: Note) -> Trace:
-    """``trace`` with the state ``filtered`` on prompts that dynamic sampling dropped.
+    """Set the state ``filtered`` on prompts that dynamic sampling dropped.
 
     An index counts the prompts of a generation batch over ranks, and within a rank by
-    ``local_index``; the lines of a file come in the order in which ranks finished writing.
+    ``local_index``. The lines of a file come in the order in which ranks finished writing.
     """
     dropped: list[tuple[str, int, str]] = []
     for row in trace.filters.iter_rows(named=True):
@@ -576,17 +580,18 @@ SUITE: Mapping[str, SuiteFormat] = {
 # --- Writing a trace: the suite's files, or the native one
 
 WRITABLE = ("native", "polytrace", *SUITE)
-"""Formats that ``write`` knows; ``polytrace`` writes each file that the trace has rows for."""
+"""Formats that ``write`` knows. ``polytrace`` writes each file that the trace has rows for."""
 
 
 def write(trace: Trace, path: Path, format: str, *, note: Note = silent) -> list[Path]:
     """Write ``trace`` and return the files.
 
     Args:
-        path: the file of a native trace; otherwise a folder, made when missing, which gets one
-            file a step (``packed_lengths_step_N.jsonl``), in a folder a task if there are several.
+        path: the file of a native trace. Otherwise a folder, made if missing, which gets one file
+            per step (``packed_lengths_step_N.jsonl``), and one subfolder per task if there are
+            several.
         format: one of ``WRITABLE``.
-        note: told, in one line each, what the format has no place for.
+        note: gets one line each about values that the format cannot hold.
 
     Raises:
         TraceError: unknown format, or nothing to write in it.
@@ -620,7 +625,7 @@ def write(trace: Trace, path: Path, format: str, *, note: Note = silent) -> list
 
 
 def _safe(name: str) -> Path:
-    """A task's folder; a task may be named by a path, never by one that leads out."""
+    """A task's folder. A task may be named by a path, but never by one that leads out."""
     parts = [part for part in name.split("/") if part not in ("", ".", "..")]
     return Path(*parts) if parts else Path("task")
 
@@ -644,7 +649,7 @@ def _lines(trace: Trace, kind: str, note: Note) -> dict[str, list[Record]]:
 
 
 def _losses(frame: pl.DataFrame, kind: str) -> Iterator[str]:
-    """What a format of responses cannot say of them."""
+    """Losses of responses in a format, one text each."""
     lost = [name for name in SUITE[kind].no_place if frame[name].is_not_null().any()]
     if lost:
         yield f"has no place for {', '.join(lost)}: left out"

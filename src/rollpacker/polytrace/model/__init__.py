@@ -1,4 +1,1 @@
-"""Synthetic workloads: their parameters, fitted and drawn.
-
-Nothing here knows formats.
-"""
+"""Parameters of synthetic workloads, fitted and drawn."""

@@ -1,4 +1,4 @@
-"""From a trace to the parameters of a synthetic workload, and how well they reproduce it."""
+"""Fit the parameters of a synthetic workload to a trace, and measure the fit."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Goodness:
         ks: largest distance of the two cumulative distributions (Kolmogorov and Smirnov).
         mean_error: generated over measured, minus 1.
         quantile_error: the same by ``p50`` to ``p99``.
-        icc: of the trace; nan where prompts have one response.
+        icc: of the trace. NaN if prompts have one response.
         icc_error: generated minus measured.
         icc_log: of log length.
         icc_log_error: generated minus measured.
@@ -62,16 +62,16 @@ class Goodness:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """A fitted model and how well it reproduces its trace."""
+    """A fitted model and its goodness of fit."""
 
     model: WorkloadModel
     goodness: Goodness
 
 
 def fit(trace: Trace) -> dict[str, Fit]:
-    """Fit every task of a trace, aborted responses left out.
+    """Fit every task of a trace without aborted responses.
 
-    Raises ``TraceError`` when a task has no finished response.
+    Raises ``TraceError`` if a task has no finished response.
     """
     return {task: _fit_task(task, trace) for task in trace.tasks}
 

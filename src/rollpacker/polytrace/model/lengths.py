@@ -19,7 +19,7 @@ class Lengths(Protocol):
     """A hierarchical model of response lengths: traits of a prompt, then its responses."""
 
     def traits(self, rng: np.random.Generator, prompts: int) -> Floats:
-        """What the responses of a prompt share, shape (prompts, k).
+        """Draw the shared traits of each prompt's responses, shape (prompts, k).
 
         Column 0 is standard normal and rises with length. Keep a prompt's row to sample more
         responses of the same prompt (another attempt, another epoch).
@@ -27,30 +27,31 @@ class Lengths(Protocol):
         ...
 
     def given(self, rng: np.random.Generator, traits: Floats, responses: int) -> NDArray[np.int32]:
-        """Lengths in tokens of fresh responses, shape (prompts, responses)."""
+        """Draw lengths in tokens of fresh responses, shape (prompts, responses)."""
         ...
 
     def sample(self, rng: np.random.Generator, prompts: int, responses: int) -> NDArray[np.int32]:
-        """Lengths in tokens of fresh prompts, shape (prompts, responses)."""
+        """Draw lengths in tokens of fresh prompts, shape (prompts, responses)."""
         return self.given(rng, self.traits(rng, prompts), responses)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthModel(Lengths):
-    """A log-normal body with a prompt's shared part, and a log-uniform tail.
+    """A log-normal body with a part that a prompt's responses share, and a log-uniform tail.
 
-    The body is ``exp(N(ln median, between) + N(0, within))``, its first normal shared by a
-    prompt's responses; with probability ``q ~ Beta(q c, (1 - q) c)``, drawn per prompt, a response
-    is log-uniform over ``tail_low`` to ``tail_high`` instead. Rounded, clipped to 1..``cap``.
+    The body is ``exp(N(ln median, between) + N(0, within))``. A prompt's responses share its first
+    normal. With probability ``q ~ Beta(q c, (1 - q) c)``, drawn per prompt, a response is
+    log-uniform over ``tail_low`` to ``tail_high`` instead. Lengths are rounded and clipped to
+    1..``cap``.
 
     Args:
         median: of the body, tokens.
         between: standard deviation of log length between prompts.
         within: standard deviation of log length within a prompt.
         tail_share: mean of ``q``, 0 for no tail.
-        tail_concentration: ``c``; the smaller, the more a tail belongs to few prompts.
+        tail_concentration: ``c``. The smaller it is, the fewer prompts hold the tail.
         tail_low: shortest response of the tail, tokens.
-        tail_high: longest, tokens; may lie beyond the cap.
+        tail_high: longest, tokens. It may exceed the cap.
     """
 
     median: float
@@ -81,7 +82,6 @@ class LengthModel(Lengths):
         return np.column_stack([level, share])
 
     def given(self, rng: np.random.Generator, traits: Floats, responses: int) -> NDArray[np.int32]:
-        """Lengths of fresh responses, shape (prompts, responses)."""
         shape = (traits.shape[0], responses)
         noise = self.within * rng.standard_normal(shape)
         log = np.log(self.median) + self.between * traits[:, :1] + noise
@@ -105,14 +105,14 @@ def _weights(grid: Floats) -> Floats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopulaLengths(Lengths):
-    """Lengths whose marginal is a quantile table, whatever the correlation within a prompt.
+    """Lengths whose marginal is a quantile table, for any correlation within a prompt.
 
     A response's latent is ``sqrt(rho) a + sqrt(1 - rho) exp(skew tanh a) e`` with the prompt's
-    normal ``a`` and its own ``e``; its length is the quantile at the latent's exact level.
+    normal ``a`` and its own ``e``. Its length is the quantile at the latent's exact level.
 
     Args:
         rho: correlation of the latents of a prompt, in [0, 1), at ``skew`` 0.
-        skew: above 0, long prompts vary more: the tail is less a prompt's own than the body.
+        skew: above 0, long prompts vary more, so prompts determine the tail less than the body.
     """
 
     marginal: QuantileTable
@@ -130,14 +130,14 @@ class CopulaLengths(Lengths):
         return rng.standard_normal((prompts, 1))
 
     def given(self, rng: np.random.Generator, traits: Floats, responses: int) -> NDArray[np.int32]:
-        """Lengths of fresh responses, shape (prompts, responses)."""
         own = rng.standard_normal((traits.shape[0], responses))
         tokens = np.rint(self.marginal.at(_levels(self.rho, self.skew, traits[:, :1], own)))
         longest = self.cap if self.cap is not None else np.iinfo(np.int32).max
         return np.clip(tokens, 1, longest).astype(np.int32)
 
     def intraclass(self) -> tuple[float, float]:
-        """ICC of length and of log length in the limit of many prompts, by quadrature."""
+        """Return the ICC of length and of log length in the limit of many prompts, by
+        quadrature."""
         lengths = self.marginal.at(_levels(self.rho, self.skew, _SHARED[:, None], _OWN))
         return _share_between(lengths), _share_between(np.log(lengths))
 
@@ -145,9 +145,9 @@ class CopulaLengths(Lengths):
     def matching(
         cls, lengths: ArrayLike, icc: float, icc_log: float, cap: int | None = None
     ) -> CopulaLengths:
-        """The marginal of ``lengths`` with the ``rho`` and ``skew`` that give both ICCs.
+        """Fit the marginal to ``lengths``, and ``rho`` and ``skew`` to both ICCs.
 
-        Where no pair gives both (far apart on a light tail), the nearest in least squares.
+        If no pair gives both (far apart on a light tail), the result is nearest in least squares.
         """
         seen = np.asarray(lengths, np.float64)
         edge = None if cap is None else 1.0 - float(np.mean(seen >= cap))

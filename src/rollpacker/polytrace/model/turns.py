@@ -1,6 +1,6 @@
-"""The turns of a response: as a trace tells them, scaled, and a model of them that is fitted.
+"""The turns of a response: recorded ones, scaled, and a fitted model of them.
 
-A length of ``n`` tokens becomes ``max(1, round(scale * n))``; nothing stays nothing.
+A length of ``n`` tokens becomes ``max(1, round(scale * n))``, and 0 stays 0.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Scale:
     """Factors of a replay.
 
     Args:
-        tokens: of every length, prompts included.
+        tokens: of every length, including prompts.
         time: of the latencies of tools and rewards.
     """
 
@@ -30,7 +30,6 @@ class Scale:
     time: float = 1.0
 
     def length(self, recorded: int) -> int:
-        """Tokens that stand for ``recorded`` ones."""
         return max(1, round(self.tokens * recorded)) if recorded > 0 else 0
 
 
@@ -64,7 +63,7 @@ class TraceResponse:
 
 
 def response(row: dict[str, Any], scale: Scale) -> TraceResponse:
-    """What a row of ``SAMPLES`` holds of a response."""
+    """Convert a row of ``SAMPLES``."""
     reward_s = scale.time * (row["reward_s"] or 0.0)
     turns: Sequence[dict[str, Any]] = row["turns"] or []
     if not turns:
@@ -94,7 +93,7 @@ def response(row: dict[str, Any], scale: Scale) -> TraceResponse:
 
 
 def _tools(calls: Sequence[dict[str, Any]], turns: int) -> list[list[dict[str, Any]]]:
-    """The calls of each turn; a call whose turn is not known belongs to the turn of its rank."""
+    """The calls of each turn. A call without a turn belongs to the turn of its own position."""
     found: list[list[dict[str, Any]]] = [[] for _ in range(turns)]
     for place, call in enumerate(calls):
         turn = place if call["turn"] is None else call["turn"]
@@ -110,7 +109,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Drawn:
-    """One entry a turn, and from ``owner`` on one a call; ``owner``: its turn's place."""
+    """One entry per turn, and from ``owner`` on one per call. ``owner``: its turn's place."""
 
     sample: Ints
     turn: Ints
@@ -130,12 +129,12 @@ class TurnModel:
     """Turns given the generated tokens of a response.
 
     Args:
-        levels: upper ends of the length classes, tokens, increasing; the last class is open.
+        levels: upper ends of the length classes, tokens, increasing. The last class is open.
         turns: chance of 1, 2, ... turns in each class, shape (classes, most turns).
         shares: of the generated tokens by turn, for 1, 2, ... turns.
         concentration: of the Dirichlet around the shares, for 1, 2, ... turns.
         calls: chance of 0, 1, ... tool calls in a turn that is not the last.
-        tool_tokens: tokens that a call puts into the context.
+        tool_tokens: tokens that a call adds to the context.
         tool_latency_s: seconds of a call.
         framing: tokens that the chat template adds between turns.
         cached_first: share of the first turn's prompt found in the prefix cache.
@@ -158,7 +157,7 @@ class TurnModel:
     def sample(
         self, rng: np.random.Generator, prompt_tokens: Ints, response_tokens: Ints
     ) -> tuple[pl.Series, pl.Series]:
-        """Columns ``turns`` and ``tools`` of responses, their completions summing to the length."""
+        """Return columns ``turns`` and ``tools``. Completions sum to the response's length."""
         drawn = self._draw(rng, prompt_tokens, response_tokens)
         turns = pl.DataFrame(
             {
@@ -186,7 +185,7 @@ class TurnModel:
     def responses(
         self, rng: np.random.Generator, prompt_tokens: Ints, response_tokens: Ints
     ) -> list[TraceResponse]:
-        """The same draw as responses to replay; the calls of a turn are made at once."""
+        """Return the same draw as responses to replay. The calls of a turn are made at once."""
         drawn = self._draw(rng, prompt_tokens, response_tokens)
         waits = np.zeros(drawn.sample.size)
         np.maximum.at(waits, drawn.owner, drawn.latency_s)
@@ -268,7 +267,7 @@ def _names(rng: np.random.Generator, shares: dict[str, float], size: int) -> NDA
 
 
 def _lists(rows: pl.DataFrame, dtype: pl.Struct, samples: int) -> pl.Series:
-    """One list of structs a sample, empty where it has none."""
+    """One list of structs per sample, empty if it has none."""
     names = [each.name for each in dtype.fields]
     nested = rows.select("sample", pl.struct(names).cast(dtype).alias("row"))
     lists = nested.group_by("sample", maintain_order=True).agg("row")
@@ -284,7 +283,7 @@ _NO_HIT = 1e-6
 
 
 def fit_turns(samples: pl.DataFrame) -> TurnModel | None:
-    """The turns of one task's responses; None where none has two turns or a tool call."""
+    """Fit the turns of one task's responses. None if all have one turn and no tool call."""
     known = samples.filter(pl.col("turns").list.len() > 0)
     several = known.filter(
         (pl.col("turns").list.len() > 1) | (pl.col("tools").list.len().fill_null(0) > 0)
@@ -317,7 +316,7 @@ def fit_turns(samples: pl.DataFrame) -> TurnModel | None:
 
 
 def _turn_rows(known: pl.DataFrame) -> pl.DataFrame:
-    """One row a turn, with its number, the number of turns and the context before it."""
+    """One row per turn, with its number, the number of turns and the context before it."""
     rows = known.select("sample", "turns", pl.col("turns").list.len().alias("count"))
     rows = rows.explode("turns").unnest("turns")
     context = pl.col("prompt_tokens") + pl.col("completion_tokens")
@@ -331,7 +330,7 @@ def _turn_rows(known: pl.DataFrame) -> pl.DataFrame:
 
 
 def _with_calls(turns: pl.DataFrame, tools: pl.DataFrame) -> pl.DataFrame:
-    """Adds ``calls`` of each turn and ``added``: tokens of the calls of the turn before."""
+    """Add ``calls`` of each turn, and ``added``: tokens of the previous turn's calls."""
     made = tools.group_by("sample", "turn").agg(
         pl.len().alias("calls"), pl.col("tokens").sum().alias("tool_tokens")
     )

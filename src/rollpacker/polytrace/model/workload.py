@@ -35,11 +35,11 @@ class PromptModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriftModel:
-    """A trend of log length, held flat outside the steps it was seen on.
+    """A trend of log length, constant outside the observed steps.
 
     Args:
-        slope: change of log length a step.
-        steps: steps it was seen on; the middle one has the model's marginal.
+        slope: change of log length per step.
+        steps: number of observed steps. The middle one has the model's marginal.
     """
 
     slope: float = 0.0
@@ -51,7 +51,7 @@ class RewardModel:
     """Seconds of grading.
 
     Args:
-        response_s: of one response; None where only batches were timed.
+        response_s: of one response. None if only batches were timed.
         batch_s: of a data-parallel rank's batch in one step, per response of it.
         ranks: data-parallel ranks that batches were timed on.
     """
@@ -67,9 +67,9 @@ class WorkloadModel:
     """One task's workload.
 
     Args:
-        turns: turns and tool calls; None for single-turn tasks.
-        rewards: seconds of grading; None where unknown.
-        source: what it was fitted to, in words.
+        turns: turns and tool calls. None for single-turn tasks.
+        rewards: seconds of grading. None if unknown.
+        source: description of the data that it was fitted to.
     """
 
     task: str
@@ -88,7 +88,7 @@ _ADAPTER = TypeAdapter(WorkloadModel)
 
 
 def to_json(model: WorkloadModel) -> str:
-    """The model as JSON text."""
+    """Return the model as JSON text."""
     return _ADAPTER.dump_json(model, indent=1).decode() + "\n"
 
 
@@ -104,12 +104,12 @@ def _shipped() -> dict[str, str]:
 
 
 def model_names() -> list[str]:
-    """Names of the models that ship with the package."""
+    """Return the names of the models that ship with the package."""
     return list(_shipped())
 
 
 def load_model(name_or_path: str | Path) -> WorkloadModel:
-    """A shipped model by name, or one that ``save_model`` wrote. Raises ``ValueError``."""
+    """Load a shipped model by name, or a file of ``save_model``. Raises ``ValueError``."""
     shipped = _shipped()
     text = shipped.get(str(name_or_path))
     if text is None:
@@ -141,12 +141,14 @@ def generate(
     responses: int | None = None,
     seed: int = 0,
 ) -> Trace:
-    """A workload of fresh prompts; the same arguments give the same trace.
+    """Draw a workload of fresh prompts. The same arguments give the same trace.
 
     Args:
-        steps: steps, numbered from 0.
-        prompts: prompts a step; the model's own number by default.
-        responses: responses a prompt; the model's own number by default.
+        steps: number of steps, numbered from 0.
+        prompts: per step. Default: the model's number.
+        responses: per prompt. Default: the model's number.
+
+    Raises ``ValueError`` if a number is below 1.
     """
     chosen = (steps, prompts or model.prompts, responses or model.responses)
     if min(chosen) < 1:
@@ -202,7 +204,7 @@ def _rewards(
     shape: tuple[int, int, int],
     columns: dict[str, object],
 ) -> dict[str, object]:
-    """Adds the columns of rewards; returns the table of batches."""
+    """Add the columns of rewards, and return the table of batches."""
     rewards = model.rewards
     if rewards is None:
         return {}
@@ -228,7 +230,6 @@ def _rewards(
 
 
 def _table(columns: dict[str, object], schema: dict[str, pl.DataType]) -> pl.DataFrame:
-    """A frame of this schema; columns that are not given are null."""
     if not columns:
         return pl.DataFrame(schema=schema)
     given = pl.DataFrame(columns)

@@ -1,4 +1,1 @@
-"""Plots and pages from plain data.
-
-Nothing here reads files of a run.
-"""
+"""Plots and pages from plain data, without reading a run's files."""

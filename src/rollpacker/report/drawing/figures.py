@@ -36,7 +36,7 @@ class LengthCurves:
 
 
 def length_facts(curves: LengthCurves | None) -> dict[str, Any]:
-    """Means in tokens, and shares that were cut off; None where there are no curves."""
+    """Return means in tokens, and shares that were cut off. The values are None without curves."""
     return {
         "kept_mean_tokens": curves and curves.kept.mean(),
         "true_mean_tokens": curves and curves.true.mean(),
@@ -47,12 +47,13 @@ def length_facts(curves: LengthCurves | None) -> dict[str, Any]:
 
 
 def length_curves(samples: pl.DataFrame, cap: int | None) -> LengthCurves | None:
-    """Curves of all steps together, None where nothing was kept; aborted attempts count as
-    right-censored, and those that were carried over where they ended.
+    """Return the curves of all steps together, or None if nothing was kept.
+
+    Aborted attempts count as right-censored, and carried ones as censored at their end.
 
     Args:
         samples: columns ``tokens, state, finish_reason, round_kind``.
-        cap: longest response in tokens; None where the config leaves it to the model.
+        cap: longest response in tokens. None: the model's context limits it.
     """
     ended = samples.filter(
         ~pl.col("state").is_in(["failed", "carried"]) & pl.col("finish_reason").is_in(list(_ENDS))
@@ -79,7 +80,7 @@ Figure = dict[str, Any]
 Metrics = Sequence[Mapping[str, Any]]
 
 MAX_POINTS = 2_000
-"""Points of one line; longer ones are thinned evenly."""
+"""Points of one line. Longer lines are thinned evenly."""
 COLOURS = {
     "reward": "#3f7fbf",
     "accuracy": "#c8553d",
@@ -94,11 +95,11 @@ COLOURS = {
     "failed": "#b03a5b",
 }
 MODES = ("#7d858d", "#3f7fbf", "#c8553d", "#4b9b72", "#8663a8")
-"""Colours of compared runs, in order; the first is the baseline."""
+"""Colours of compared runs, in order. The first is the baseline."""
 
 
 def number(line: Mapping[str, Any], name: str) -> float | None:
-    """A metric of one step; None when it was not measured or is not finite."""
+    """Return a metric of one step. None if it was not measured or is not finite."""
     value = line.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
@@ -106,30 +107,30 @@ def number(line: Mapping[str, Any], name: str) -> float | None:
 
 
 def column(metrics: Metrics, name: str) -> list[float | None]:
-    """One metric of every step."""
+    """Return one metric of every step."""
     return [number(line, name) for line in metrics]
 
 
 def present(metrics: Metrics, name: str) -> list[float]:
-    """One metric of the steps that measured it."""
+    """Return one metric of the steps that measured it."""
     return [value for value in column(metrics, name) if value is not None]
 
 
 def smooth(values: Sequence[float | None], window: int) -> list[float | None]:
-    """Centred moving mean over ``window`` steps, over what is known of them."""
+    """Return a centred moving mean over ``window`` steps. Unknown values are skipped."""
     known = pl.Series(values, dtype=pl.Float64)
     return known.rolling_mean(window, min_samples=1, center=True).to_list()
 
 
 def thin(count: int) -> list[int]:
-    """Indices of at most ``MAX_POINTS`` of ``count`` points, the last among them."""
+    """Return indices of about ``MAX_POINTS`` of ``count`` points. The last is always included."""
     every = max(1, -(-count // MAX_POINTS))
     kept = list(range(0, count, every))
     return kept if not kept or kept[-1] == count - 1 else [*kept, count - 1]
 
 
 def line(x: Sequence[Any], y: Sequence[Any], name: str, colour: str, **more: Any) -> Figure:
-    """A line trace; ``more`` overrides or adds plotly properties."""
+    """Return a line trace. ``more`` overrides or adds plotly properties."""
     rows = thin(len(x))
     trace = {
         "type": "scatter",
@@ -151,7 +152,7 @@ def _steps(metrics: Metrics) -> list[int]:
 
 
 def accuracies(metrics: Metrics, summary: Mapping[str, Any]) -> list[tuple[int, float]]:
-    """Sampled accuracy on held-out problems after so many steps, before training included."""
+    """Return sampled accuracy on held-out problems by the number of steps before it, from 0 on."""
     name, steps = "eval/sampled_accuracy", _steps(metrics)
     points = [
         (steps[0], number(summary.get("before") or {}, name)),
@@ -162,7 +163,7 @@ def accuracies(metrics: Metrics, summary: Mapping[str, Any]) -> list[tuple[int, 
 
 
 def learning(metrics: Metrics, accuracy: Sequence[tuple[int, float]]) -> Figure:
-    """Reward by step and, where evaluated, accuracy on held-out problems."""
+    """Plot reward by step and, if evaluated, accuracy on held-out problems."""
     steps, reward, colour = _steps(metrics), column(metrics, "reward"), COLOURS["reward"]
     window = max(3, len(steps) // 15) | 1
     data = [
@@ -184,7 +185,7 @@ def learning(metrics: Metrics, accuracy: Sequence[tuple[int, float]]) -> Figure:
 
 
 def time_split(metrics: Metrics) -> Figure:
-    """Seconds of each step: rollout, training after it, and the rest."""
+    """Plot seconds of each step: rollout, training after it, and the rest."""
     steps = _steps(metrics)
     rollout = [value or 0.0 for value in column(metrics, "timing_s/rollout")]
     train = [value or 0.0 for value in column(metrics, "timing_s/train")]
@@ -198,7 +199,7 @@ def time_split(metrics: Metrics) -> Figure:
 
 
 def bars(x: Sequence[int], y: Sequence[float], name: str, colour: str) -> Figure:
-    """A bar trace; neighbours are averaged when there are too many."""
+    """Return a bar trace. Neighbours are averaged if there are too many."""
     size = max(1, -(-len(x) // (MAX_POINTS // 4)))
     starts = range(0, len(x), size)
     means = [float(np.mean(y[i : i + size])) for i in starts]
@@ -222,7 +223,7 @@ def _stacked(unit: str) -> Figure:
 
 
 def lengths(curves: LengthCurves) -> Figure:
-    """Share of responses longer than so many tokens: kept, and estimated without aborts."""
+    """Plot survival curves of lengths: of kept responses, and estimated without aborts."""
     data = [
         _survival(curves.true, "all responses (estimated)", COLOURS["true"], "dot"),
         _survival(curves.kept, "kept responses", COLOURS["kept"], "solid"),
@@ -250,7 +251,7 @@ LOST = {
 
 
 def lost_tokens(samples: pl.DataFrame) -> pl.DataFrame:
-    """Generated tokens that no update saw, by step: columns ``step`` and the keys of ``LOST``."""
+    """Return generated tokens that no update used: columns ``step`` and the keys of ``LOST``."""
     late = (pl.col("state") == "aborted") & (pl.col("finish_reason") != "abort")
     why = pl.when(late).then(pl.lit("finished")).otherwise(pl.col("state")).alias("why")
     tokens = samples.select("step", "tokens", why)
@@ -259,7 +260,7 @@ def lost_tokens(samples: pl.DataFrame) -> pl.DataFrame:
 
 
 def aborted(lost: pl.DataFrame) -> Figure:
-    """Tokens that were generated and thrown away, by step and reason."""
+    """Plot the tokens that were generated and thrown away, by step and reason."""
     steps = lost["step"].to_list()
     data = [
         bars(steps, lost[name].to_list(), label, COLOURS[name])

@@ -1,4 +1,4 @@
-"""Who ran what when in one step, as compact data that the page draws. Pure."""
+"""The schedule of one step, as compact data that the page draws. Pure."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rollpacker.report.reading.run_folder import RunFolder
 from rollpacker.runtime.step.bubble import Span
 
 MAX_BARS = 24_000
-"""Bars in one page; steps beyond it are left out evenly."""
+"""Bars in one page. A page with more leaves steps out evenly."""
 MAX_BARS_PER_STEP = 4_000
-"""Bars of one step; beyond it every k-th lane is drawn."""
+"""Bars of one step. With more, only every k-th lane is drawn."""
 MAX_WORKERS = 16
-"""Workers drawn; beyond it the first ones, a quarter of them replicas where those are separate."""
+"""Workers drawn, the first ones. If replicas are separate, at least a quarter are replicas."""
 STATES = ("kept", "aborted", "dropped", "failed", "moved", "carried")
-"""What became of a response; ``moved``: kept, and decoded here after a migration; ``carried``: goes
-on in the next step."""
+"""The end of a response. ``moved``: kept, and decoded here after a migration. ``carried``:
+continues in the next step."""
 _PLACES = {state: place for place, state in enumerate(STATES)}
 _TIMES = ("start_s", "end_s")
 
@@ -42,7 +42,7 @@ class Gantt:
         }
         """Idle shares by step: of the rollout, and of the whole step."""
         self.tools: dict[int, float] = dict(fractions.select("step", "tools_fraction").iter_rows())
-        """The part of the rollout's in which all that an engine held waited for environments."""
+        """Share of the rollout in which all responses of a worker waited for environments."""
         self.workers: list[int] = self.bubbles["worker"].unique().sort().to_list()
         self._stays = self.stays.partition_by("step", as_dict=True)
         self._bars: Counter[int] = Counter(decoding["step"]) + Counter(waiting["step"])
@@ -51,7 +51,7 @@ class Gantt:
         self._waits = run.waits.partition_by("step", as_dict=True)
 
     def marked(self) -> dict[str, int]:
-        """The first, the median and the longest step; empty where no response is known."""
+        """Return the first, the median and the longest step. Empty if no response is known."""
         if not self.windows:
             return {}
         ranked = sorted((end - start, step) for step, (start, _, end) in self.windows.items())
@@ -59,7 +59,8 @@ class Gantt:
         return {"first": min(steps), "median": steps[len(steps) // 2], "longest": steps[-1]}
 
     def chosen(self) -> list[int]:
-        """Steps to draw: the marked ones and as many others, evenly, as ``MAX_BARS`` allows."""
+        """Return the steps to draw: the marked ones and as many others, evenly, as ``MAX_BARS``
+        allows."""
         always = set(self.marked().values())
         counts = {s: min(self._bars[s], MAX_BARS_PER_STEP) for s in self.windows}
         others = [step for step in sorted(self.windows) if step not in always]
@@ -70,7 +71,6 @@ class Gantt:
         return sorted(always | picked)
 
     def _drawn(self) -> list[int]:
-        """Workers for which there is room."""
         replicas = [one for one in self.workers if self.run.place(one).kind == "replica"]
         others = [one for one in self.workers if one not in replicas]
         room = max(MAX_WORKERS - len(others), MAX_WORKERS // 4)
@@ -78,18 +78,22 @@ class Gantt:
         return [*others[: MAX_WORKERS - len(replicas)], *replicas]
 
     def chart(self, step: int) -> dict[str, Any]:
-        """One step; times are seconds after its start.
+        """Return the data of one step. Times are seconds after its start.
 
-        Returns:
-            ``step, kind, end, rollout_end, bubble`` (idle share of the step), ``rollout_bubble``
-            (of its rollout), ``tools_bubble`` (the part of this that is by tools), ``prompts``
-            (their ids), ``workers``: each with ``kind``, ``worker`` (its number), ``lanes,
-            task_lanes, bubble`` (of the rollout)``, idle`` and ``tools`` (pairs: it had nothing,
-            all that it had waited for environments), ``attempts`` (lane, start, end, index into
-            ``STATES``, tokens, reward, index into ``prompts``, sample index; one for each turn),
-            ``waits`` (for environments: lane, start, end, index into ``prompts``, sample index)
-            and ``tasks`` (lane, start, end, kind, prompts); ``drawn`` and ``attempts_total`` count
-            stays on workers, ``workers_total`` workers.
+        ``step, kind, end, rollout_end``.
+        ``bubble``: idle share of the step. ``rollout_bubble``: of its rollout. ``tools_bubble``:
+        the part of the latter in which responses waited for environments.
+        ``prompts``: ids. ``drawn`` and ``attempts_total`` count stays on workers, ``workers_total``
+        counts workers.
+        ``workers``: for each one:
+
+        - ``kind``, ``worker`` (its number), ``lanes, task_lanes, bubble`` (of the rollout)
+        - ``idle`` and ``tools``: pairs of start and end in which it was empty, or all its responses
+          waited for environments
+        - ``attempts``: lane, start, end, index into ``STATES``, tokens, reward, index into
+          ``prompts``, sample index (one for each turn)
+        - ``waits`` for environments: lane, start, end, index into ``prompts``, sample index
+        - ``tasks``: lane, start, end, kind, prompts
         """
         start, rollout_end, end = self.windows[step]
         stays, prompts = self._described(step)
@@ -113,7 +117,7 @@ class Gantt:
         }
 
     def _described(self, step: int) -> tuple[pl.DataFrame, list[str]]:
-        """Stays of a step with what is known of their attempts, and its prompts."""
+        """Stays of a step with their attempts' results, and the step's prompts."""
         samples = self._samples[(step,)]
         prompts: list[str] = samples["prompt"].unique(maintain_order=True).to_list()
         about = samples.select(
@@ -169,17 +173,16 @@ class Gantt:
 def _causes(
     busy: bubbles.Intervals, waiting: Sequence[Span], start: float, end: float
 ) -> tuple[bubbles.Intervals, bubbles.Intervals]:
-    """What is idle of a worker's time: with nothing there, and with all that is there waiting."""
+    """Split a worker's idle time: it was empty, or all its responses waited."""
     empty = bubbles.gaps(bubbles.union([*busy.tolist(), *waiting]), start, end)
     tools = bubbles.gaps(bubbles.union([*busy.tolist(), *empty.tolist()]), start, end)
     return empty, tools
 
 
 def _rows(frame: pl.DataFrame, start: float) -> list[tuple[Any, ...]]:
-    """Bars for the page, from columns ``lane, start_s, end_s`` and others."""
     return [(lane, _ms(a - start), _ms(b - start), *rest) for lane, a, b, *rest in frame.rows()]
 
 
 def _ms(seconds: float) -> float:
-    """Seconds to a tenth of a millisecond: finer is not seen and costs bytes."""
+    """Round seconds to 0.1 ms: a finer time is not visible and costs bytes."""
     return round(seconds, 4)

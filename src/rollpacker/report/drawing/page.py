@@ -1,4 +1,4 @@
-"""One self-contained HTML page: template, style, script and plotly inlined once."""
+"""Write one self-contained HTML page: template, style, script and plotly are inlined once."""
 
 from __future__ import annotations
 
@@ -43,13 +43,12 @@ class Section:
 
     Args:
         id: anchor and name of its data in the page.
-        text: plain sentences that say what to look at.
+        text: plain sentences that guide the reader.
         figure: plotly ``data`` and ``layout``.
         gantt: charts for the script (``charts``, ``marked``, ``shown``, ``select``).
         table: shown below the plot.
-        browser: responses for the script to look through (``rows``, ``prompts``, ``kinds``,
-            ``rewards``).
-        code: shown as it is, folded.
+        browser: responses for the script to search (``rows``, ``prompts``, ``kinds``, ``rewards``).
+        code: shown unchanged, folded.
     """
 
     id: str
@@ -65,8 +64,12 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """What a page shows; ``facts`` are its numbers unrounded, for scripts, ``links`` addresses of
-    other pages, relative to it, by their names."""
+    """The contents of a page.
+
+    Args:
+        facts: the page's numbers unrounded, for scripts.
+        links: addresses of other pages, relative to this one, by name.
+    """
 
     title: str
     subtitle: str
@@ -77,7 +80,7 @@ class Page:
 
 
 def write_page(page: Page, path: Path) -> Path:
-    """Render and write ``path``, its folder made when missing; a reader never sees half of it."""
+    """Render and write ``path`` at once, and make its folder if it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     data = {
         "facts": page.facts,
@@ -105,7 +108,7 @@ def _template() -> Template:
 
 
 def embed(data: Any) -> str:
-    """JSON that is safe inside a script element; what is not finite becomes null."""
+    """Return JSON that is safe inside a script element. Infinities and NaN become null."""
     text = dumps_finite(data).decode()
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
@@ -129,7 +132,7 @@ def share(value: float | None) -> str:
 
 
 def count(value: float | None) -> str:
-    """``12,345``; ``1.2 M`` from a million on."""
+    """``12,345``, and ``1.2 M`` from a million on."""
     if value is None:
         return "–"
     return f"{value / 1e6:.3g} M" if abs(value) >= 1e6 else f"{value:,.0f}"

@@ -19,7 +19,7 @@ _TOKENS = "response length (tokens)"
 
 
 def lengths(tokens: Floats, quantiles: Mapping[str, float]) -> Figure:
-    """Distribution of lengths on a log axis, with lines at the named quantiles.
+    """Plot the distribution of lengths on a log axis, with lines at the named quantiles.
 
     ``tokens``: at least 1, shape (n,).
     """
@@ -45,7 +45,7 @@ def lengths(tokens: Floats, quantiles: Mapping[str, float]) -> Figure:
 
 
 def _mark(value: float, height: float, label: str, position: str) -> Figure:
-    """A labelled upright line; a trace, since shapes ignore the axis' logarithm."""
+    """A labelled upright line. It is a trace because shapes ignore a logarithmic axis."""
     return {
         "type": "scatter",
         "mode": "lines+text",
@@ -61,7 +61,7 @@ def _mark(value: float, height: float, label: str, position: str) -> Figure:
 
 
 def _histogram(values: Floats, name: str, colour: str, *, whole: bool) -> Figure:
-    """Shares in bins of equal width on a log axis; ``values`` are positive."""
+    """Shares in bins of equal width on a log axis. All ``values`` are positive."""
     low, high = float(values.min()), float(values.max())
     edges = np.geomspace(low, max(high, 1.1 * low) * (1.0 + 1e-9), _BINS + 1)
     if whole:
@@ -73,7 +73,7 @@ def _histogram(values: Floats, name: str, colour: str, *, whole: bool) -> Figure
 
 
 def within_and_between(lengths: Floats, groups: NDArray[np.int64]) -> Figure | None:
-    """Each response against the others of its prompt; None where prompts have one response.
+    """Plot each response against the others of its prompt. None if prompts have one response.
 
     Args:
         lengths: tokens, at least 1, shape (n,).
@@ -105,7 +105,7 @@ def within_and_between(lengths: Floats, groups: NDArray[np.int64]) -> Figure | N
 
 
 def over_steps(samples: pl.DataFrame) -> Figure:
-    """Length quantiles of each step, on a log axis."""
+    """Plot each step's length quantiles, on a log axis."""
     tokens = pl.col("response_tokens")
     table = (
         samples.group_by("step")
@@ -127,7 +127,7 @@ def over_steps(samples: pl.DataFrame) -> Figure:
 
 
 def waiting(rounds: Mapping[int, SynchronousRound]) -> Figure:
-    """Idle engines and empty decode slots of each step's synchronous round."""
+    """Plot idle engines and empty decode slots of each step's synchronous round."""
     steps, every = list(rounds), list(rounds.values())
     shown = (
         ("engines idle", [each.idle for each in every], COLOURS["aborted"]),
@@ -140,14 +140,14 @@ def waiting(rounds: Mapping[int, SynchronousRound]) -> Figure:
 
 
 def share(name: str, by_step: Mapping[int, float]) -> Figure:
-    """A share of time by step."""
+    """Plot a share of time by step."""
     steps, values = list(by_step), list(by_step.values())
     data = [line(steps, values, name, COLOURS["train"], **_marks(len(steps)))]
     return {"data": data, "layout": _steps(steps, _share_axis(f"share of {name}"))}
 
 
 def seconds(values: Floats, name: str) -> Figure:
-    """Distribution of durations on a log axis; ``values``: seconds, above 0."""
+    """Plot the distribution of durations on a log axis. ``values``: seconds, above 0."""
     layout = {
         "height": 300,
         "showlegend": False,
@@ -171,6 +171,6 @@ def _steps(steps: Sequence[int], yaxis: Figure) -> Figure:
 
 
 def by_step(samples: pl.DataFrame) -> Sequence[tuple[int, pl.DataFrame]]:
-    """Rows of each step, in the order of steps."""
+    """Return the rows of each step, in the order of steps."""
     parts = samples.sort("step", maintain_order=True).partition_by("step", maintain_order=True)
     return [(int(part["step"][0]), part) for part in parts]

@@ -1,4 +1,1 @@
-"""What a run left behind, read.
-
-Nothing here draws.
-"""
+"""Read the files of a run."""

@@ -14,7 +14,7 @@ from rollpacker.runtime.step import bubble
 from rollpacker.runtime.step.bubble import Span, idle_s
 
 Intervals = NDArray[np.float64]
-"""Shape (N, 2): start and end in seconds; sorted and disjoint where so said."""
+"""Shape (N, 2): start and end in seconds."""
 
 SEGMENT_COLUMNS = {
     "step": pl.Int64,
@@ -26,33 +26,33 @@ SEGMENT_COLUMNS = {
 
 
 def union(intervals: Iterable[Span]) -> Intervals:
-    """Merge intervals into sorted, disjoint ones; empty ones vanish."""
+    """Merge intervals into sorted, disjoint ones. Empty ones are dropped."""
     whole = bubble.union((start, end) for start, end in intervals if end > start)
     return np.asarray(whole, np.float64).reshape(-1, 2)
 
 
 def spans(frame: pl.DataFrame) -> list[Span]:
-    """Columns ``start_s`` and ``end_s`` of each row."""
+    """Return columns ``start_s`` and ``end_s`` of each row."""
     return list(zip(frame["start_s"], frame["end_s"], strict=True))
 
 
 def gaps(busy: Intervals, start: float, end: float) -> Intervals:
-    """What ``busy`` (sorted, disjoint) leaves free of ``[start, end]``."""
+    """Return the parts of ``[start, end]`` outside ``busy`` (sorted, disjoint)."""
     inside = np.clip(busy, start, end)
     edges = np.r_[start, inside.ravel(), end].reshape(-1, 2)
     return edges[edges[:, 1] > edges[:, 0]]
 
 
 def total(intervals: Intervals) -> float:
-    """Summed length in seconds."""
+    """Return the summed length in seconds."""
     return float((intervals[:, 1] - intervals[:, 0]).sum())
 
 
 def lanes(intervals: Sequence[tuple[float, float]]) -> list[int]:
-    """The lowest free lane for each interval, so that none overlap within a lane.
+    """Return the lowest free lane for each interval, so that none overlap within a lane.
 
     Intervals that start together take lanes from the longest down, which draws a round as a
-    staircase. At most as many lanes as intervals that overlap at one time.
+    staircase. There are at most as many lanes as intervals overlap at one time.
     """
     order = sorted(range(len(intervals)), key=lambda i: (intervals[i][0], -intervals[i][1]))
     busy: list[tuple[float, int]] = []
@@ -71,14 +71,14 @@ def lanes(intervals: Sequence[tuple[float, float]]) -> list[int]:
 def segments(
     samples: pl.DataFrame, moves: pl.DataFrame, formed: pl.DataFrame | None = None
 ) -> pl.DataFrame:
-    """Where each attempt ran and when: one row per stay on a worker.
+    """Return one row per stay of an attempt on a worker.
 
     Args:
         samples: columns ``step, attempt, worker, start_s, end_s``.
         moves: columns ``attempt, worker, t``: start and migrations, in the order of time, of
-            attempts that changed workers; the others ran on the worker that ``samples`` names.
-        formed: columns ``step, lead, worker, t``: a worker whose devices decode what ``lead``
-            does from ``t`` on.
+            attempts that changed workers. All others ran on the worker in ``samples``.
+        formed: columns ``step, lead, worker, t``: from ``t`` on, the devices of ``worker`` decode
+            with ``lead``.
     """
     stays = samples.select(SEGMENT_COLUMNS.keys())
     route: dict[int, list[tuple[float, int]]] = {}
@@ -98,8 +98,7 @@ def segments(
 
 
 def _together(stays: pl.DataFrame, formed: pl.DataFrame) -> pl.DataFrame:
-    """Stays of the leads, on the workers that they lead; once where these were put together
-    twice."""
+    """Copies of the leads' stays on their workers, once even if they were joined twice."""
     found = stays.rename({"worker": "lead"}).join(formed, on=["step", "lead"])
     start = pl.max_horizontal("start_s", "t").alias("start_s")
     found = found.filter(pl.col("end_s") > pl.col("t")).with_columns(start)
@@ -116,12 +115,12 @@ def _cut(
 
 
 def split(stays: pl.DataFrame, waits: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """The parts of stays in which attempts decode, and those in which they wait for environments.
+    """Split stays into the parts in which attempts decode, and those in which they wait.
 
     Args:
-        stays: of ``segments``; more columns come along.
-        waits: columns ``step, attempt, start_s, end_s``: in the order of time and disjoint for each
-            attempt; without an end, to that of the attempt.
+        stays: of ``segments``. More columns are kept.
+        waits: columns ``step, attempt, start_s, end_s``, in the order of time and disjoint for each
+            attempt. Without an end, a wait lasts to the attempt's end.
     """
     if waits.is_empty():
         return stays, stays.clear()
@@ -151,11 +150,11 @@ def step_windows(
     rounds: pl.DataFrame,
     metrics: Sequence[Mapping[str, Any]] = (),
 ) -> dict[int, tuple[float, float, float]]:
-    """``{step: (start, end of the rollout, end)}`` in seconds, of the steps that have samples.
+    """Return ``{step: (start, end of the rollout, end)}`` in seconds, of the steps with samples.
 
-    They are what the run itself measured (``start_s`` in its metrics). Of a step that did
-    not come to that, the rollout ends when its last response is decided (journal) or, without a
-    journal entry, when its last attempt ends; the step ends with its last attempt or task.
+    The run's own measurements (``start_s`` in its metrics) come first. For an unfinished step, the
+    rollout ends with the last decided response (journal), or without a journal entry with the last
+    attempt. The step ends with its last attempt or task.
     """
     spans = samples.group_by("step").agg(pl.min("start_s"), pl.max("end_s").alias("rollout_end_s"))
     ends = tasks.group_by("step").agg(pl.max("end_s").alias("tasks_end_s"))
@@ -183,22 +182,22 @@ def worker_bubbles(
     devices: Callable[[int], int] = lambda _worker: 1,
     waiting: pl.DataFrame | None = None,
 ) -> pl.DataFrame:
-    """Busy and idle seconds of every worker in each step that it took part in.
+    """Return busy and idle seconds of every worker in each step that it took part in.
 
-    A worker is busy while it decodes at least one attempt or runs a gradient task. It is idle by
-    tools while all attempts that it holds wait for their environments.
+    A worker is busy while it decodes an attempt or runs a gradient task. It is idle by tools while
+    all attempts that it holds wait for their environments.
 
     Args:
         stays: in which attempts decode: of ``segments``, or the first of ``split``.
         tasks: columns ``step, worker, start_s, end_s``.
         windows: of ``step_windows``.
-        devices: of a worker: its seconds count for each of them.
-        waiting: the second of ``split``; None: there are no environments.
+        devices: of a worker. Its seconds count for each of them.
+        waiting: the second of ``split``. None: there are no environments.
 
     Returns:
         Columns ``step, worker, rollout_s, rollout_idle_s, rollout_tools_s, step_s, step_idle_s,
-        decode_s, gradient_s``; ``rollout_s`` and ``step_s`` are the lengths of the windows,
-        ``rollout_tools_s`` is the part of ``rollout_idle_s`` that is by tools.
+        decode_s, gradient_s``. ``rollout_s`` and ``step_s`` are the lengths of the windows.
+        ``rollout_tools_s`` is the part of ``rollout_idle_s`` that is idle by tools.
     """
     decoding, training = _by_worker(stays), _by_worker(tasks)
     holding = {} if waiting is None else _by_worker(waiting)
@@ -225,8 +224,8 @@ def _covered(spans: Iterable[tuple[float, float]]) -> float:
 
 
 def bubble_fractions(bubbles: pl.DataFrame) -> pl.DataFrame:
-    """Idle shares by step: columns ``step, rollout_fraction, step_fraction, tools_fraction`` (that
-    by tools, of the rollout), each 0 to 1."""
+    """Return idle shares by step, each 0 to 1: columns ``step, rollout_fraction, step_fraction,
+    tools_fraction`` (idle by tools, of the rollout)."""
     sums = bubbles.group_by("step").agg(pl.exclude("worker").sum()).sort("step")
     return sums.select(
         "step",

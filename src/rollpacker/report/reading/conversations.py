@@ -1,4 +1,4 @@
-"""What a model and its environment have said to each other, for people to read. Pure."""
+"""Conversations of a model and its environment, in a form for people to read. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from rollpacker.core.codec import dumps, loads
 
 Row = Mapping[str, Any]
-"""A response, with the columns ``sample_table.TURNS`` where its run has an environment."""
+"""A response, with the columns ``sample_table.TURNS`` if its run has an environment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +25,10 @@ class Message:
     """One message of a conversation.
 
     Args:
-        name: of the tool; empty where none is named.
-        content: as text. Where calls in it were not understood, the whole of what was said.
-        calls: of tools.
-        errors: of calls that were not understood.
-        turn: number, from 1, of the model's turn that it is; 0: it is none.
+        name: of the tool. Empty if none is named.
+        content: as text. If calls in it could not be parsed, the whole reply.
+        errors: of calls that could not be parsed.
+        turn: number, from 1, of the model's turn. 0 for other messages.
         about: tokens and seconds of that turn.
     """
 
@@ -42,13 +41,13 @@ class Message:
     about: str = ""
 
     def texts(self) -> list[str]:
-        """All that can be searched in it."""
+        """Return all searchable texts."""
         named = [text for call in self.calls for text in (call.name, call.arguments)]
         return [self.content, self.name, *named, *self.errors]
 
 
 def parsed(text: str | None) -> list[dict[str, Any]] | None:
-    """The column ``messages``; None where it is empty, or no list of messages."""
+    """Return the column ``messages``. None if it is empty or not a list of messages."""
     if text is None:
         return None
     try:
@@ -60,21 +59,21 @@ def parsed(text: str | None) -> list[dict[str, Any]] | None:
 
 
 def conversation(row: Row) -> list[Message] | None:
-    """The conversation behind a response's prompt; None where there is none to show."""
+    """Return the conversation after a response's prompt, or None if there is none."""
     messages = parsed(row.get("messages"))
     if messages is None:
         return None
     columns = (row.get(name) or () for name in ("turn_tokens", "added_tokens", "wait_s"))
     turns = list(zip(*columns, strict=True))
     replies = [place for place, said in enumerate(messages) if said.get("role") == "assistant"]
-    # An environment may speak for the model too: then nothing says which reply is which turn.
+    # If the environment also wrote replies of the model, their turns are unknown.
     same = len(replies) == len(turns)
     known = dict(zip(replies, enumerate(turns, 1), strict=True)) if same else {}
     return [_message(said, *known.get(place, (0, None))) for place, said in enumerate(messages)]
 
 
 def turns_of(row: Row) -> str:
-    """Such as ``2 turns (12 + 30 tokens), 0.25 s waited, 1 call``; empty without an environment."""
+    """``2 turns (12 + 30 tokens), 0.25 s waited, 1 call``, or empty without an environment."""
     tokens = row.get("turn_tokens")
     if tokens is None:
         return ""
@@ -87,7 +86,7 @@ def turns_of(row: Row) -> str:
 
 
 def says(messages: str, wanted: str) -> bool:
-    """Whether a text is in what the column ``messages`` shows."""
+    """Whether a text occurs in the messages that the column ``messages`` shows."""
     found = parsed(messages) or []
     return any(wanted in text for said in found for text in _message(said).texts())
 
@@ -129,7 +128,7 @@ def _error(bad: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    """As text that can be written anywhere; parts of text one behind the other."""
+    """Convert a value to text that UTF-8 can encode, and join the parts of a list of texts."""
     if value is None:
         return ""
     if isinstance(value, list):

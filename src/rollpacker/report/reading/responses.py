@@ -1,4 +1,4 @@
-"""Responses of a run with their texts and rewards, found without reading all texts at once."""
+"""Find responses of a run with their texts and rewards, without reading all texts at once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SORTED: dict[Order, tuple[Sequence[str], Sequence[bool]]] = {
     "worst": (("reward", "step", "attempt"), (False, True, False)),
     "longest": (("tokens", "step", "attempt"), (True, True, False)),
 }
-"""Columns to sort by, and which of them descend."""
+"""Columns to sort by, and whether each descends."""
 
 _SHOWN = ("attempt", "step", "prompt", "sample_index", "reward", "tokens", "state", "round_kind")
 _SHOWN += (
@@ -32,20 +32,20 @@ _SHOWN += (
     *schema.TURNS,
 )
 _DIGITS = 6
-"""Of rewards and waits, which are stored as 32-bit floats."""
+"""Decimals of rewards and waits, which are stored as 32-bit floats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundResponses:
-    """Some responses.
+    """Responses that match a query.
 
     Args:
-        rows: each with ``attempt, step, prompt`` (its id)``, sample_index, reward, rewards`` (by
-            function, null where it does not apply)``, extra`` (what they have logged, by
-            column)``, tokens, state, round_kind, finish_reason, truncated, advantage,
-            prompt_text, completion`` and, where kept, ``completion_ids``; where an environment
-            takes part, ``sample_table.TURNS``.
-        matching: how many fit the question; ``rows`` may be fewer.
+        rows: each with ``attempt, step, prompt`` (its id), ``sample_index, reward, tokens, state,
+            round_kind, finish_reason, truncated, advantage, prompt_text, completion``. ``rewards``:
+            by function, null if it does not apply. ``extra``: columns that the functions logged.
+            Also ``completion_ids`` if the run kept them, and ``sample_table.TURNS`` with an
+            environment.
+        matching: number of matches. ``rows`` may be fewer.
         texts: whether any of them has its text.
     """
 
@@ -64,18 +64,16 @@ def find(
     order: Order = "newest",
     limit: int = 10,
 ) -> FoundResponses:
-    """Look responses up in a run that may be going on.
+    """Find responses in a run that may still go on.
 
     Args:
-        say: told of damaged files, whose rows are left out.
-        step: only of this step.
+        say: gets a line for damaged files, whose rows are left out.
         prompt: only to this prompt, by its id.
-        grep: only with this text in the response, its conversation included: plain text, case
-            matters.
-        order: ``best`` and ``worst`` leave out what has no reward.
-        limit: most rows; 0 for all.
+        grep: only with this plain text, case-sensitive, in the response or its conversation.
+        order: ``best`` and ``worst`` leave out responses without a reward.
+        limit: most rows, 0 for all.
 
-    Raises ``ValueError`` where there is no table of responses.
+    Raises ``ValueError`` if there is no table of responses.
     """
     if not schema.files(run):
         what = "no samples in it yet" if run.is_dir() else "no such run folder"
@@ -104,22 +102,25 @@ def find(
 
 
 def _with_text(rows: pl.LazyFrame, grep: str | None) -> pl.LazyFrame:
-    """The rows that have this text in the response or in its conversation."""
+    """Keep rows with this text in the response or in its conversation."""
     if grep is None:
         return rows
     here = pl.col("completion").str.contains(grep, literal=True).fill_null(False)
     if "messages" not in rows.collect_schema().names():
         return rows.filter(here)
-    # It may be escaped there in more than one way, and the JSON has words of its own: it is read.
+    # The JSON is parsed: escapes could hide the text, and keys of the JSON could match it.
     said = pl.when(~here).then(pl.col("messages"))
     found = said.map_elements(lambda text: says(text, grep), return_dtype=pl.Boolean)
     return rows.filter(here | found.fill_null(False))
 
 
 def load(run: Path, attempts: pl.Series) -> list[dict[str, Any]]:
-    """The rows of some attempts, in their order."""
+    """Return the rows of some attempts, in the order of ``attempts``."""
+    # The query that found the attempts has reported damaged files.
     found = table.query(
-        run, lambda rows: rows.filter(pl.col("attempt").is_in(attempts.implode())), _ignore
+        run,
+        lambda rows: rows.filter(pl.col("attempt").is_in(attempts.implode())),
+        lambda _line: None,
     )
     names = schema.reward_columns(found)
     logged = [column for column in found.columns if column.startswith(schema.EXTRA)]
@@ -142,7 +143,3 @@ def load(run: Path, attempts: pl.Series) -> list[dict[str, Any]]:
 
 def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, _DIGITS)
-
-
-def _ignore(_line: str) -> None:
-    """The rows were looked for before, which has said it."""

@@ -1,4 +1,4 @@
-"""Reading what a run left behind: files in, tables out; no live objects."""
+"""Read the files of a run into tables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rollpacker.errors import words_of
 
 
 class ReportError(ValueError):
-    """A run folder cannot be reported on; the message names the file and what is wrong."""
+    """A run folder cannot be reported on. The message names the file and its mistake."""
 
 
 TASK_COLUMNS = {
@@ -42,19 +42,19 @@ WAIT_COLUMNS = {
 
 
 _LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
-"""A tenth of the time."""
+"""The C loader takes a tenth of the time."""
 _Replicas = dict[int, tuple[int, int]]
 """Devices of each replica that has its own, and of an engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlace:
-    """What a number in a table's column ``worker`` stands for.
+    """The meaning of a number in a table's column ``worker``.
 
     Args:
-        kind: ``worker``: an engine with the replica on its devices; else the one or the other, on
-            devices of its own.
-        devices: how many its times count for.
+        kind: ``worker``: an engine and the replica on its devices. Otherwise the engine or the
+            replica, on devices of its own.
+        devices: its times count for so many.
     """
 
     kind: Literal["worker", "engine", "replica"]
@@ -68,22 +68,22 @@ class WorkerPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFolder:
-    """The tables of one run; times are seconds since the run began.
+    """The tables of one run. Times are seconds since the run began.
 
     Args:
         config_text: ``config.yaml`` as written.
-        metrics: one object a step, by step; of a step that was repeated, the last.
+        metrics: one object per step, by step. For a step that was repeated, the last.
         samples: one row per attempt: the columns of ``core/sample_table.py`` without texts.
-        missing: how many responses of a step have no row, since its part is gone or damaged.
+        missing: number of a step's responses without a row, because a part is gone or damaged.
         tasks: one row per gradient task on a worker (``TASK_COLUMNS``).
         moves: start and migrations of the attempts that changed workers (``MOVE_COLUMNS``).
-        formed: workers whose devices were put together (``FORMED_COLUMNS``).
-        rounds: when each step's rollout began and ended (``ROUND_COLUMNS``).
-        waits: when attempts waited for their environment (``WAIT_COLUMNS``); the end is null where
-            the attempt ended with it.
-        summary: ``summary.json``; empty while the run has not finished.
-        places: who the workers of these tables are, where engines and replicas are separate:
-            replicas are numbered on after the engines.
+        formed: workers whose devices were joined (``FORMED_COLUMNS``).
+        rounds: start and end of each step's rollout (``ROUND_COLUMNS``).
+        waits: attempts' waits for their environment (``WAIT_COLUMNS``). The end is null if the
+            attempt ended with the wait.
+        summary: ``summary.json``. Empty while the run has not finished.
+        places: the workers of these tables if engines and replicas are separate. Replicas are
+            numbered after the engines.
     """
 
     path: Path
@@ -101,12 +101,11 @@ class RunFolder:
     places: Mapping[int, WorkerPlace] = field(default_factory=dict[int, WorkerPlace])
 
     def place(self, worker: int) -> WorkerPlace:
-        """Who a worker of these tables is."""
         return self.places.get(worker) or WorkerPlace("worker", worker)
 
 
 def load_run(path: Path, say: Callable[[str], None] = lambda _line: None) -> RunFolder:
-    """Read a run folder; ``say`` is told of damaged files of samples, whose rows are left out.
+    """Read a run folder. ``say`` gets a line for damaged sample files, whose rows are left out.
 
     Raises ``ReportError`` with one line on a missing or damaged file.
     """
@@ -150,7 +149,7 @@ def load_run(path: Path, say: Callable[[str], None] = lambda _line: None) -> Run
 
 def _need(path: Path) -> Path:
     if not path.is_file():
-        raise ReportError(f"{path}: missing; is {path.parent} the folder of a run?")
+        raise ReportError(f"{path}: missing. Is {path.parent} the folder of a run?")
     return path
 
 
@@ -166,7 +165,7 @@ def _read_config(path: Path) -> tuple[str, dict[str, Any]]:
 
 
 def _read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Objects of a JSON-lines file and where they are; a last line that was torn is left out."""
+    """Yield objects of a JSON-lines file and their places, without a torn last line."""
     try:
         yield from journal.read_all(_need(path))
     except ValueError as error:
@@ -185,7 +184,6 @@ def _read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def _read_samples(path: Path, say: Callable[[str], None]) -> pl.DataFrame:
-    """All rows without their texts."""
     if not schema.files(path):
         raise ReportError(f"{path}: no samples/step-*.parquet")
     said: list[str] = []
@@ -199,7 +197,7 @@ def _read_samples(path: Path, say: Callable[[str], None]) -> pl.DataFrame:
 
 
 def _light(rows: pl.LazyFrame) -> pl.LazyFrame:
-    """Everything but texts, in wide types: what is derived from them must not overflow."""
+    """Drop texts and widen numbers, so that sums and differences do not overflow."""
     heavy = (*schema.TEXTS, *schema.TOKEN_IDS, "messages")
     return rows.select(pl.exclude(*heavy)).with_columns(
         pl.col(pl.Int32).cast(pl.Int64), pl.col(pl.Float32).cast(pl.Float64)
@@ -209,8 +207,10 @@ def _light(rows: pl.LazyFrame) -> pl.LazyFrame:
 def _missing(
     samples: pl.DataFrame, started: Mapping[int, int], steps: Sequence[int], *, whole: bool
 ) -> dict[int, int]:
-    """Responses by step that were started and have no row; of a run that is not ``whole``, rows
-    of the last step on disk and of later ones are still to be written, if any can be read."""
+    """Count started responses without a row, by step.
+
+    Without a ``whole`` run, rows of the last step on disk and of later ones may still be unwritten.
+    """
     found = dict(samples.group_by("step").len().iter_rows())
     last = steps[-1] if whole or not found else max(found) - 1
     lacking = {step: started.get(step, 1) - found.get(step, 0) for step in steps if step <= last}
@@ -238,7 +238,7 @@ def _read_tasks(path: Path) -> tuple[_Replicas, pl.DataFrame]:
 
 
 def _places(replicas: _Replicas, engines: set[int]) -> dict[int, WorkerPlace]:
-    """Engines, and after them the replicas that have devices of their own; empty without such."""
+    """Engines, and after them separate replicas. Empty if no replica is separate."""
     if not replicas:
         return {}
     first = max(engines, default=-1) + 1
@@ -250,7 +250,7 @@ def _places(replicas: _Replicas, engines: set[int]) -> dict[int, WorkerPlace]:
 
 
 def _numbered_on(tasks: pl.DataFrame, places: Mapping[int, WorkerPlace]) -> pl.DataFrame:
-    """Tasks whose workers are those of ``places``."""
+    """Number the tasks' workers as in ``places``."""
     first = min((n - p.number for n, p in places.items() if p.kind == "replica"), default=0)
     worker = pl.col("worker") + first * pl.col("separate").cast(pl.Int64)
     return tasks.with_columns(worker).select(TASK_COLUMNS.keys())
@@ -259,7 +259,7 @@ def _numbered_on(tasks: pl.DataFrame, places: Mapping[int, WorkerPlace]) -> pl.D
 def _journal_tables(
     steps: Iterable[RecordedStep], *, acts: bool
 ) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame, pl.DataFrame]:
-    """Moves, formations, rounds and waits; ``acts``: an environment takes part."""
+    """Moves, formations, rounds and waits. ``acts``: the run has an environment."""
     moves: list[tuple[int, int, int, float]] = []
     formed: list[tuple[int, int, int, float]] = []
     rounds: list[tuple[int, float, float | None]] = []
@@ -271,7 +271,7 @@ def _journal_tables(
             if len(attempt.stays) > 1:
                 moves += [(number, step.number, *stay) for stay in attempt.stays]
             if acts:
-                # Of one that never went on: from its start, to its end.
+                # An attempt without recorded waits never decoded: it waited all its time.
                 spans = attempt.waits or ((attempt.start_s, None),)
                 waits += [(number, step.number, begun, over) for begun, over in spans]
     return (

@@ -1,4 +1,1 @@
-"""How long things take on which machine.
-
-Nothing here knows policies or steps.
-"""
+"""Durations of work on each machine."""

@@ -1,6 +1,6 @@
-"""Calibration files: what was fitted, to what, and the costs that follow.
+"""Calibration files: fitted values, their data, and the costs that follow.
 
-The figures of the paper (RollPacker, arXiv 2509.21009) have one file each in ``calibration/``;
+Each experiment of the paper (RollPacker, arXiv 2509.21009) has a file in ``calibration/``.
 ``rollpacker calibrate`` writes such a file from a run of yours.
 """
 
@@ -32,7 +32,7 @@ from rollpacker.sim.costs.models import ModelShape, find_model
 
 FOLDER = Path(__file__).parents[1] / "calibration"
 _MAX_RUNNING = 1024
-"""Sequences that an engine decodes together where nothing says so."""
+"""Default for the sequences that an engine decodes together."""
 
 _STAND_FOR = {
     "kappa": "a decode step over its roofline",
@@ -42,7 +42,7 @@ _STAND_FOR = {
     "apply_s": "seconds of an update; grows with the model",
     "synchronous_reward_s": "seconds of the reward phase of mode off, whatever the model",
 }
-"""What the constants that are fitted to an experiment mean elsewhere."""
+"""Meaning of the fitted constants in other experiments."""
 
 
 class Calibration(Config):
@@ -88,11 +88,11 @@ class Calibration(Config):
     measured: MeasuredDevice | None = None
     """Latencies of a CPU worker."""
     ahead: Ahead = Ahead()
-    """Decoding ahead, as it was."""
+    """Speculative decoding in the experiment."""
     driver: DriverCosts | None = None
-    """Work of the driver and of grading, where workers have all cores."""
+    """Work of the driver and of grading, if workers have all cores."""
     fitted: dict[str, str]
-    """To what each fitted value was fitted, or that it is assumed."""
+    """Data that each value was fitted to, or that it is assumed."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Calibration:
@@ -116,10 +116,10 @@ class Calibration(Config):
         return find_model(self.model)
 
     def moved(self, model: str | None, device: str | None) -> Calibration:
-        """The same constants for another model or other GPUs.
+        """Return the same constants for another model or other GPUs.
 
-        Raises ``ValueError`` in one line for one that is not known, or that the engines' size
-        does not hold.
+        Raises ``ValueError`` in one line if a name is unknown, or if the engines' size does not
+        hold the model.
         """
         other = {"model": model or self.model, "device": device or self.device}
         if self.measured is not None and other != {"model": self.model, "device": self.device}:
@@ -131,7 +131,7 @@ class Calibration(Config):
         return parse_as(Calibration, self.model_dump() | other, source)
 
     def carried_over(self, moved: Calibration) -> str | None:
-        """What the constants stand for in a calibration that was ``moved``; None if it was not."""
+        """Describe the constants of a calibration that was ``moved``. None if it was not."""
         if (self.model, self.device) == (moved.model, moved.device):
             return None
         values = self.model_dump()
@@ -151,12 +151,13 @@ class Calibration(Config):
         )
 
     def devices(self, gpus: int | None = None) -> Devices:
-        """What decides which tensor-parallel sizes are possible on ``gpus`` (default: its own)."""
+        """Return the limits of tensor-parallel sizes on ``gpus`` (default: its own)."""
         device = find_device(self.device)
         return engine_devices(device, self.shape, self.efficiency, gpus or self.gpus)
 
     def engine_sizes(self, gpus: int | None = None) -> tuple[int, ...]:
-        """Tensor-parallel sizes that hold the model on ``gpus`` (default: its own), ascending."""
+        """Return the tensor-parallel sizes that hold the model on ``gpus`` (default: its own),
+        ascending."""
         return (1,) if self.measured is not None else self.devices(gpus).sizes()
 
     @property
@@ -165,7 +166,8 @@ class Calibration(Config):
         return (self.measured.max_running if self.measured else 0) or _MAX_RUNNING
 
     def engine(self, tp: int | None = None) -> EngineCosts:
-        """Costs of one engine replica at ``tp`` (default: ``rollout_tp``; unused on a CPU)."""
+        """Return the costs of one engine replica at ``tp`` (default: ``rollout_tp``, unused on a
+        CPU)."""
         if self.measured is not None:
             return CurveCosts(self.measured)
         tp = self.rollout_tp if tp is None else tp
@@ -180,7 +182,8 @@ class Calibration(Config):
         )
 
     def training(self, gpus: int | None = None) -> TrainCosts:
-        """Costs of one training replica of ``gpus`` (default: ``train_gpus``; unused on a CPU)."""
+        """Return the costs of one training replica of ``gpus`` (default: ``train_gpus``, unused
+        on a CPU)."""
         if self.measured is not None:
             return TrainCosts(
                 self.train_launch_s,
@@ -199,12 +202,13 @@ class Calibration(Config):
 
 
 def builtin() -> list[str]:
-    """Names of the calibrations that come with the package."""
+    """Return the names of the calibrations that come with the package."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
 def nearest(longest: int) -> Calibration:
-    """The built-in one whose cap is the least that holds ``longest`` tokens, else the largest."""
+    """Return the built-in one with the least cap that holds ``longest`` tokens, else the
+    largest."""
     known = [load(name) for name in builtin()]
     return min(known, key=lambda c: (c.response_cap < longest, abs(c.response_cap - longest)))
 

@@ -1,7 +1,7 @@
-"""How long things take: decode steps, prefill, training, weight updates, rewards, and bounds.
+"""Costs of decode steps, prefill, training, weight updates and rewards, and lower bounds.
 
-Decode cost is affine in the context tokens of the batch, so that ``n`` steps of ``batch``
-sequences from ``K`` context tokens take ``n * step_s(batch, K + batch * n / 2)``.
+Decode cost is affine in the context tokens of the batch. So ``n`` steps of ``batch`` sequences from
+``K`` context tokens take ``n * step_s(batch, K + batch * n / 2)``.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from rollpacker.sim.costs.models import ModelShape
 
 
 class Ahead(Config):
-    """Engines that decode ahead. The costs are the middle of what was published for GPUs."""
+    """Speculative decoding. The default costs are the middle of published ones for GPUs."""
 
     tokens: float = Field(default=1.0, ge=1.0)
-    """Tokens of a step that verifies a draft; 1: none do. In runs it is
+    """Tokens of a step that verifies a draft. 1: no speculative decoding. In runs it is
     ``speculation/last_tokens_per_verification``."""
     drafted: int = Field(default=MOST, ge=1)
     """Most tokens of such a draft."""
     step_s: float = Field(default=0.5e-3, ge=0.0)
-    """More seconds of a step with drafts, on GPUs."""
+    """Additional seconds of a step with drafts, on GPUs."""
     row_s: float = Field(default=15e-6, ge=0.0)
-    """More seconds for each drafted token, on GPUs; on a CPU it is a row of ``latency``."""
+    """Additional seconds for each drafted token, on GPUs. On a CPU it is a row of ``latency``."""
     rows: int = Field(default=128, ge=2)
     """Most rows of a step with drafts."""
     measured: dict[int, float] = Field(default_factory=dict[int, float])
-    """Seconds of a token by number of sequences that decode ahead, instead of the costs above."""
+    """Seconds of a token by number of sequences with drafts, instead of the costs above."""
 
     @model_validator(mode="after")
     def _reachable(self) -> Ahead:
@@ -56,7 +56,7 @@ class Ahead(Config):
 
     @cached_property
     def acceptance(self) -> float:
-        """How often a drafted token is right, if each one is as often: what gives ``tokens``."""
+        """The acceptance rate of each drafted token, if all are equal, that gives ``tokens``."""
         low, high = 0.0, 1.0
         for _ in range(50):
             middle = (low + high) / 2
@@ -66,7 +66,7 @@ class Ahead(Config):
 
 
 class Pace(NamedTuple):
-    """A step's: tokens that each sequence gets, and those that are drafted for it."""
+    """Tokens that each sequence gets in a step, and tokens that are drafted for it."""
 
     tokens: float = 1.0
     drafted: int = 0
@@ -77,7 +77,7 @@ PLAIN = Pace()
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What the policy told an engine (``decisions.Speculate``), and what its drafts are like."""
+    """The policy's rule for an engine (``decisions.Speculate``), and the costs of drafts."""
 
     below: int
     most: int
@@ -86,7 +86,8 @@ class Rule:
     ahead: Ahead
 
     def pace(self, batch: int) -> Pace:
-        """With so many sequences: drafts end where they are reached too seldom."""
+        """Return the pace with ``batch`` sequences. A draft ends before tokens of too low a
+        chance."""
         if batch > self.below:
             return PLAIN
         acceptance = self.ahead.acceptance
@@ -104,7 +105,7 @@ ADMIT_SHARE = 0.99
 BLOCK_SLACK = 8
 """Tokens lost per sequence: half of a 16-token block."""
 _LONG = 32_768
-"""Tokens of a long sequence, where nothing says how long they are."""
+"""Tokens of a long sequence, if their length is unknown."""
 
 
 class Efficiency(Config):
@@ -113,9 +114,9 @@ class Efficiency(Config):
     step_s: float = Field(default=4.5e-3, ge=0.0)
     """Fixed seconds of a decode step."""
     sequence_s: float = Field(default=60e-6, ge=0.0)
-    """More seconds of it for each sequence."""
+    """Additional seconds for each sequence."""
     layer_s: float = Field(default=50e-6, ge=0.0)
-    """More seconds of it for each layer, at a tensor-parallel size above 1."""
+    """Additional seconds for each layer, at a tensor-parallel size above 1."""
     weights: float = Field(default=0.92, gt=0.0, le=1.0)
     """Share of the bandwidth at which weights are read."""
     kv: float = Field(default=0.75, gt=0.0, le=1.0)
@@ -133,7 +134,7 @@ class Efficiency(Config):
 def engine_devices(
     device: DeviceSpec, shape: ModelShape, efficiency: Efficiency, gpus: int
 ) -> Devices:
-    """What decides which tensor-parallel sizes a model can have on ``gpus`` devices."""
+    """Return the limits of a model's tensor-parallel sizes on ``gpus`` devices."""
     return Devices(
         node_size=min(gpus, device.per_node),
         device_bytes=device.memory * efficiency.memory - efficiency.reserved,
@@ -145,14 +146,14 @@ def engine_devices(
 class GpuCosts:
     """A model on ``tp`` GPUs of one node.
 
-    Of experts, a step reads those that its tokens choose (``ModelShape.met``), and computes with
-    those that a token does.
+    A step reads only the experts that its tokens choose (``ModelShape.met``), and computes only
+    with each token's experts.
 
     Args:
         kappa: multiplies the decode step.
-        longest: tokens of the longest sequence; 0: not known.
+        longest: tokens of the longest sequence. 0: unknown.
 
-    Raises ``ValueError`` when the model cannot have ``tp``.
+    Raises ``ValueError`` if the model cannot have ``tp``.
     """
 
     def __init__(
@@ -196,12 +197,12 @@ class GpuCosts:
         return self.kappa * fixed + self.slope * context_tokens
 
     def drafts_s(self, batch: int, drafted: int, ahead: Ahead) -> float:
-        """Overheads of drafts, and where so many rows are bound by compute, more of that."""
+        """Overheads of drafts, and additional compute if so many rows are bound by it."""
         more = self._weights_s(batch + drafted) - self._weights_s(batch)
         return self.kappa * more + ahead.step_s + ahead.row_s * drafted
 
     def _weights_s(self, rows: int) -> float:
-        """Seconds to read the weights that so many tokens meet, or to compute with them."""
+        """Seconds to read the weights that so many tokens use, or to compute with them."""
         return max(self._shape.met(rows) * self._weight_s, rows * self._sequence_flops_s)
 
     def prefill_s(self, tokens: float) -> float:
@@ -210,9 +211,9 @@ class GpuCosts:
 
 
 def _cached_bytes(shape: ModelShape, tp: int, longest: int) -> tuple[float, float]:
-    """Bytes on all GPUs of an engine in bfloat16: of a token, and of a sequence besides.
+    """Bytes on all GPUs of an engine in bfloat16: per token, and per sequence.
 
-    Where no layer keeps all tokens, a token has its part of what is kept of a long sequence.
+    If no layer keeps all tokens, a token counts its part of a long sequence's cache.
     """
     token, sequence = shape.cached(tp, longest)
     if token:
@@ -223,7 +224,7 @@ def _cached_bytes(shape: ModelShape, tp: int, longest: int) -> tuple[float, floa
 class CurveCosts:
     """Costs from measurements, for CPUs.
 
-    Raises ``ValueError`` when the context term exceeds a measured step.
+    Raises ``ValueError`` if the context term exceeds a measured step.
     """
 
     def __init__(self, device: MeasuredDevice) -> None:
@@ -246,24 +247,25 @@ class CurveCosts:
         return self._curve.at(batch) + moved
 
     def drafts_s(self, batch: int, drafted: int, ahead: Ahead) -> float:
-        """A row is a row, whether of one sequence or of many."""
+        """A row costs the same in one sequence or in many."""
         del ahead
         return self._curve.at(batch + drafted) - self._curve.at(batch)
 
     def prefill_s(self, tokens: float) -> float:
-        """Seconds to prefill ``tokens``."""
         return tokens * self._prefill_token_s
 
 
 EngineCosts = GpuCosts | CurveCosts
-"""Of one engine replica. ``capacity`` is its KV cache in tokens, of which each sequence takes
-``slack`` besides its own: the unused part of its last block, and its state of fixed size. ``slope``
-is the seconds that each context token adds to a decode step."""
+"""Costs of one engine replica. ``capacity`` is its KV cache in tokens. Each sequence takes
+``slack`` of it besides its tokens: the unused part of its last block, and its state of fixed
+size. ``slope`` is the seconds that each context token adds to a decode step."""
 
 
 def ahead_terms(costs: EngineCosts, batch: int, rule: Rule) -> tuple[float, float]:
-    """Seconds of a token of each of ``batch`` sequences that decode ahead: at no context, and more
-    for each token of context."""
+    """Return seconds of a token of each of ``batch`` sequences with speculative decoding.
+
+    The first is at no context, the second for each token of context.
+    """
     measured = rule.ahead.measured
     if measured and batch <= rule.below:
         return LatencyCurve(measured).at(batch), costs.slope
@@ -277,9 +279,9 @@ def ahead_terms(costs: EngineCosts, batch: int, rule: Rule) -> tuple[float, floa
 class TrainCosts:
     """Gradient work of one data-parallel replica.
 
-    ``launch_s`` for each response, plus ``token_s`` for each of its tokens and of
-    ``prompt_tokens``, plus ``square_s`` for the square of their number (attention). ``task_s`` for
-    each message that asks for gradients.
+    Each response takes ``launch_s``, ``token_s`` for each of its tokens and of ``prompt_tokens``,
+    and ``square_s`` for the square of their number (attention). Each message that requests
+    gradients takes ``task_s``.
     """
 
     launch_s: float
@@ -292,12 +294,14 @@ class TrainCosts:
     def on_gpus(
         cls, device: DeviceSpec, shape: ModelShape, *, gpus: int, launch_s: float, mfu: float
     ) -> TrainCosts:
-        """A replica of ``gpus``: forward, backward, recompute, old and reference logprobs, each
-        with the weights that a token meets."""
+        """Make a replica of ``gpus`` for forward, backward, recompute, old and reference logprobs.
+
+        Each computes with the weights that a token uses.
+        """
         return cls(launch_s, 12 * shape.active / (gpus * device.flops * mfu))
 
     def sequence_s(self, tokens: int) -> float:
-        """Seconds of gradient for one response of ``tokens``."""
+        """Return seconds of gradient for one response of ``tokens``."""
         whole = tokens + self.prompt_tokens
         return self.launch_s + (self.token_s + self.square_s * whole) * whole
 
@@ -312,10 +316,10 @@ class RewardCosts(Config):
     judge_idle: float = Field(default=0.25, ge=0.0, le=1.0)
     """Factor of that on idle devices."""
     judge_slots: int = Field(default=256, ge=1)
-    """Responses judged at once; more wait."""
+    """Responses judged at once. Others wait."""
 
     def judged_s(self, load: float) -> float:
-        """One judged response, its devices loaded from 0 (idle) to 1; linear in between."""
+        """Return seconds of one judged response at a load from 0 (idle) to 1, linear in between."""
         assert 0.0 <= load <= 1.0
         return self.judge_s * (self.judge_idle + (1.0 - self.judge_idle) * load)
 
@@ -324,14 +328,14 @@ class DriverCosts(Config):
     """CPU seconds of driver and grading. They delay workers only while no core is free."""
 
     cores: int = Field(ge=1)
-    """Of the machine."""
+    """Cores of the machine."""
     ended_s: float = Field(ge=0.0)
-    """For each response that has ended or left its engine."""
+    """For each response that ended or left its engine."""
     graded_s: float = Field(ge=0.0)
-    """For each reward, its computation included."""
+    """For each reward, including its computation."""
 
     def delay_s(self, busy: int, cpu_s: float) -> float:
-        """Seconds by which ``cpu_s`` of such work put off each of ``busy`` workers."""
+        """Return the delay of each of ``busy`` workers by ``cpu_s`` of such work."""
         return cpu_s / self.cores if busy >= self.cores else 0.0
 
 
@@ -342,9 +346,9 @@ def packing_bound_s(
     prompt_tokens: float = PROMPT_TOKENS,
     max_running: float = math.inf,
 ) -> float:
-    """Least seconds to decode ``lengths`` if ``replicas`` ran full to the last token.
+    """Return the least seconds to decode ``lengths`` if ``replicas`` ran full to the last token.
 
-    The KV cache holds sequences at their mean context over the tokens to decode; prefill is free.
+    The KV cache holds sequences at their mean context over the tokens to decode. Prefill is free.
     Take the least over tensor-parallel sizes for the cluster's bound.
     """
     total = sum(lengths)
@@ -358,5 +362,6 @@ def packing_bound_s(
 def single_sequence_s(
     costs: EngineCosts, tokens: int, prompt_tokens: float = PROMPT_TOKENS
 ) -> float:
-    """Seconds to decode one response of ``tokens`` alone: no synchronous round is shorter."""
+    """Return the seconds to decode one response of ``tokens`` alone, a bound of a synchronous
+    round."""
     return tokens * costs.step_s(1, prompt_tokens + tokens / 2)

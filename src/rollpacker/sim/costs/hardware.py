@@ -1,6 +1,6 @@
 """Devices that costs are computed for.
 
-GPUs are described by their datasheets, a CPU by what our own engine measured on it.
+GPUs are described by their datasheets, a CPU by measurements of our own engine.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class MeasuredDevice(Config):
     kv_tokens: int = Field(gt=0)
     """KV budget."""
     max_running: int = Field(default=0, ge=0)
-    """Most sequences of its engine; 0: not known."""
+    """Most sequences of its engine. 0: unknown."""
     prefill_token_s: float = Field(ge=0.0)
     """Seconds to prefill one token."""
     context: int = Field(default=0, ge=0)
@@ -85,13 +85,13 @@ class MeasuredDevice(Config):
     train_token_s: float = Field(default=0.0, ge=0.0)
     """Seconds of gradient for one token, prompts included."""
     train_square_s: float = Field(default=0.0, ge=0.0)
-    """Seconds of gradient times the square of a sequence's tokens (attention)."""
+    """Seconds of gradient per square of a sequence's tokens (attention)."""
     train_task_s: float = Field(default=0.0, ge=0.0)
-    """Seconds of each message that asks for gradients."""
+    """Seconds of each message that requests gradients."""
 
 
 def find_device(name: str) -> DeviceSpec:
-    """A device of ``DEVICES``, as people and drivers write it: ``rtx 4090``, ``H100 80GB HBM3``.
+    """Return a device of ``DEVICES``, in any usual spelling: ``rtx 4090``, ``H100 80GB HBM3``.
 
     Raises ``ValueError`` if there is none.
     """
@@ -102,6 +102,6 @@ def find_device(name: str) -> DeviceSpec:
 
 
 def _bare(name: str) -> str:
-    """The model alone; of a size only the one that is not usual."""
+    """The model alone, with a memory size only if it is not the usual one."""
     brands = "NVIDIA|TESLA|GEFORCE|RTX|GENERATION|BLACKWELL|(SERVER|WORKSTATION) EDITION"
     return re.sub(rf"[^A-Z0-9]|{brands}|SXM\d?|PCIE|HBM\d?E?|80GB", "", name.upper())

@@ -1,8 +1,7 @@
 """The layers of a decoder, from its ``config.json``.
 
-Sizes are read by the names that transformers gives them; what a family does otherwise than most is
-told by its ``model_type``. ``FAMILIES`` are those whose sizes agree with the models that
-transformers builds.
+Sizes are read by transformers' names, and a family's exceptions by its ``model_type``. The sizes of
+``FAMILIES`` agree with the models that transformers builds.
 """
 
 from __future__ import annotations
@@ -41,11 +40,11 @@ _TIED = (
     *("gemma", "gemma2", "gemma3_text", "smollm3", "ernie4_5", "starcoder2", "cohere", "cohere2"),
     *("gpt2", "bloom", "falcon", "opt", "ernie4_5_moe", "lfm2", "mamba", "falcon_mamba"),
 )
-"""Families whose head is the embedding where nothing says otherwise."""
+"""Families whose head is the embedding by default."""
 
 
 class ConfigFields:
-    """Fields of a configuration, of its text model where it is composed of several."""
+    """Fields of a configuration, or of the text model in a composed one."""
 
     def __init__(self, config: Mapping[str, Any], name: str) -> None:
         text = config.get("text_config")
@@ -59,11 +58,12 @@ class ConfigFields:
         self.tied = self.kind in _TIED if tied is None else bool(tied)
 
     def get(self, *names: str) -> Any:
-        """The first of these that is set; None where none is."""
+        """Return the first of these that is set, or None."""
         return next((self._fields[n] for n in names if self._fields.get(n) is not None), None)
 
     def integer(self, *names: str, default: int | None = None) -> int:
-        """The first of these that is set. Raises ``ValueError`` for none, without a default."""
+        """Return the first of these that is set. Raises ``ValueError`` without one and a
+        default."""
         value = self.get(*names)
         if isinstance(value, list):  # one for each layer, all alike
             value = next(iter(cast(list[Any], value)), None)
@@ -74,12 +74,12 @@ class ConfigFields:
         return default
 
     def integers(self, name: str) -> tuple[int, ...] | None:
-        """A list of numbers; None where there is none."""
+        """Return a list of numbers, or None."""
         value = self._fields.get(name)
         return tuple(cast(list[int], value)) if isinstance(value, list) else None
 
     def of_layer(self, index: int) -> ConfigFields:
-        """With what this layer has otherwise (``per_layer_config`` of transformers)."""
+        """Apply this layer's exceptions (``per_layer_config`` of transformers)."""
         each = self._fields.get("per_layer_config")
         if not isinstance(each, dict):
             return self
@@ -97,24 +97,23 @@ Matrix = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderLayer:
-    """Numbers of weights and of values; a token mixer and an MLP are added up to a layer.
+    """Numbers of weights and of values. A token mixer and an MLP add up to a layer.
 
     Args:
         matrices: of the mixer's linear layers.
         feed_forward: those of MLPs that every token passes.
-        expert: those of one expert, where a router chooses among experts.
-        routed: how many of them a token meets.
+        expert: those of one expert, if a router chooses among experts.
+        routed: number of experts per token.
         other: further weights: norms, biases, convolutions, routers.
         output: inputs of the mixer's last matrix.
         mixed: values of a token that the mixer keeps for its gradient, besides its input and
             ``output``.
-        normed: float32 values of a token that norms keep, where they compute in it throughout.
+        normed: float32 values of a token that norms keep, if they compute in it throughout.
         inner: sizes of the MLPs that a token passes, together.
-        kv_heads: heads that can be shared out among devices, each of which has one at least; of a
-            latent cache one.
+        kv_heads: heads that devices can share. Each device has at least one. 1 for a latent cache.
         kv_width: values that a token leaves in the cache of each of them.
-        window: most tokens of a sequence for which they are kept; 0: all.
-        state: values that are kept of a sequence, however long it is.
+        window: most tokens of a sequence for which they are kept, 0 for all.
+        state: values that are kept per sequence, of any length.
     """
 
     matrices: tuple[Matrix, ...] = ()
@@ -133,7 +132,7 @@ class DecoderLayer:
     state: int = 0
 
     def __add__(self, also: DecoderLayer) -> DecoderLayer:
-        """Both in one layer: at most one of them has experts, and one a cache by tokens."""
+        """Join two parts. At most one has experts, and at most one a cache by tokens."""
         return DecoderLayer(
             matrices=self.matrices + also.matrices,
             feed_forward=self.feed_forward + also.feed_forward,
@@ -153,12 +152,12 @@ class DecoderLayer:
 
     @property
     def expert_weights(self) -> int:
-        """Of all experts that a router chooses among."""
+        """Weights of all routed experts."""
         return self.experts * _size(self.expert)
 
     @property
     def idle_weights(self) -> int:
-        """Of the experts that a token does not meet."""
+        """Weights of the experts that a token does not use."""
         return (self.experts - self.routed) * _size(self.expert)
 
     @property
@@ -170,8 +169,8 @@ class DecoderLayer:
         return self.linear + self.other
 
     def cached(self, devices: int) -> int:
-        """Values that a token leaves on so many devices together: where there are fewer heads,
-        some are held more than once."""
+        """Return the values that a token leaves on ``devices`` together. If heads are fewer,
+        copies count."""
         return max(devices, self.kv_heads) * self.kv_width
 
 
@@ -194,14 +193,14 @@ _PLAIN_MLP = (
 )
 """Families whose MLP has no gate: two matrices."""
 _GATED_ATTENTION = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
-"""Families whose queries come with as many gates."""
+"""Families with one gate for each query."""
 _MAMBA_ONLY = ("mamba", "mamba2", "falcon_mamba")
 _PATTERN = {"M": "mamba", "*": "full_attention", "-": "mlp", "E": "moe"}
 """Letters of ``hybrid_override_pattern``."""
 
 
 def layers_of(fields: ConfigFields) -> tuple[DecoderLayer, ...]:
-    """One for each layer. Raises ``ValueError`` for a size that is missing."""
+    """Return one entry per layer. Raises ``ValueError`` if a size is missing."""
     return tuple(
         _layer(fields.of_layer(index), index, kind) for index, kind in enumerate(_kinds(fields))
     )
@@ -221,7 +220,7 @@ def _layer(f: ConfigFields, index: int, kind: str) -> DecoderLayer:
 
 
 def _kinds(f: ConfigFields) -> list[str]:
-    """What each layer mixes tokens by, in transformers' words for ``layer_types``."""
+    """The mixer of each layer, in transformers' words for ``layer_types``."""
     given = f.get("layer_types", "layers_block_type")
     if isinstance(given, list):
         return [str(each) for each in cast(list[Any], given)]
@@ -238,7 +237,7 @@ def _kinds(f: ConfigFields) -> list[str]:
 
 
 def _full_layers(f: ConfigFields, count: int) -> tuple[set[int], str]:
-    """Those with attention over everything, and what the others are, where no list says it."""
+    """The layers with full attention, and the kind of the others, without a list in the config."""
     every = range(count)
     for name, other in (
         ("full_attention_interval", "linear_attention"),
@@ -257,7 +256,6 @@ def _full_layers(f: ConfigFields, count: int) -> tuple[set[int], str]:
 
 
 def _sparse(f: ConfigFields, index: int) -> bool:
-    """Whether the layer has experts."""
     if not f.integer(*EXPERTS, default=0):
         return False
     listed = f.integers("moe_layers")
@@ -281,7 +279,7 @@ def _sparse(f: ConfigFields, index: int) -> bool:
 
 
 def attention(f: ConfigFields) -> DecoderLayer:
-    """Over all tokens before, with grouped queries or, as DeepSeek's, a latent cache."""
+    """Attention over all earlier tokens, with grouped queries or DeepSeek's latent cache."""
     if f.get("kv_lora_rank"):
         return _latent_attention(f)
     hidden, heads = f.integer(*HIDDEN), f.integer(*HEADS)
@@ -309,7 +307,7 @@ def attention(f: ConfigFields) -> DecoderLayer:
 
 
 def _latent_attention(f: ConfigFields) -> DecoderLayer:
-    """Of each token a latent and one head's rotated key are kept, on every device."""
+    """Every device keeps a latent and one head's rotated key of each token."""
     hidden, heads, rank = f.integer(*HIDDEN), f.integer(*HEADS), f.integer("kv_lora_rank")
     plain, rotated = f.integer("qk_nope_head_dim"), f.integer("qk_rope_head_dim")
     value, low = f.integer("v_head_dim"), f.integer("q_lora_rank", default=0)
@@ -353,7 +351,7 @@ def _linear(f: ConfigFields) -> DecoderLayer:
 
 
 def _decayed(f: ConfigFields) -> DecoderLayer:
-    """Linear attention without keys of its own sizes (lightning attention)."""
+    """Linear attention whose keys have no sizes of their own (lightning attention)."""
     plain = attention(f)
     heads = f.integer(*HEADS)
     state = heads * (plain.output // heads) ** 2
@@ -367,7 +365,7 @@ def _has_mamba(f: ConfigFields) -> bool:
 
 
 def _mamba(f: ConfigFields) -> DecoderLayer:
-    """Of the second kind where it has heads."""
+    """Mamba, of the second kind if it has heads."""
     heads = f.get("mamba_n_heads", "mamba_num_heads")
     if heads is None and f.kind == "mamba2":
         heads = f.integer("num_heads")
@@ -411,7 +409,7 @@ def _both(f: ConfigFields) -> DecoderLayer:
 
 
 def _convolution(f: ConfigFields) -> DecoderLayer:
-    """Gated, over a few tokens (LFM2)."""
+    """A gated convolution over a few tokens (LFM2)."""
     hidden, kernel = f.integer(*HIDDEN), f.integer("conv_L_cache")
     return DecoderLayer(
         matrices=((3 * hidden, hidden), (hidden, hidden)),
@@ -426,7 +424,7 @@ def _convolution(f: ConfigFields) -> DecoderLayer:
 
 
 def mlp(f: ConfigFields) -> DecoderLayer:
-    """The same for every token."""
+    """An MLP for every token."""
     hidden = f.integer(*HIDDEN)
     inner = f.integer("intermediate_size_mlp", *INNER, default=4 * hidden)
     if f.get("shared_intermediate_size"):  # Granite's, where it has no experts
@@ -439,7 +437,7 @@ def mlp(f: ConfigFields) -> DecoderLayer:
 
 
 def experts(f: ConfigFields) -> DecoderLayer:
-    """Some of many for each token, and those that all tokens share."""
+    """Routed experts for each token, and experts that all tokens share."""
     hidden, count = f.integer(*HIDDEN), f.integer(*EXPERTS)
     routed, inner = f.integer(*ROUTED), f.integer("moe_intermediate_size", *INNER)
     shared = f.integer("n_shared_experts", "moe_num_shared_experts", default=0) * inner
@@ -472,5 +470,5 @@ _MIXERS: dict[str, Callable[[ConfigFields], DecoderLayer]] = {
     "conv": _convolution,
     "hybrid": _both,
 }
-"""What is no attention over everything."""
+"""Mixers other than full attention."""
 _MLPS: dict[str, Callable[[ConfigFields], DecoderLayer]] = {"mlp": mlp, "moe": experts}

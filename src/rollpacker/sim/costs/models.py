@@ -1,4 +1,4 @@
-"""Sizes of models, as far as costs depend on them."""
+"""Sizes of models that determine costs."""
 
 from __future__ import annotations
 
@@ -99,8 +99,8 @@ FROZEN: Mapping[str, int] = {
     "Gemma-3-12B": 421_290_864,
     "Gemma-3-27B": 423_060_336,
 }
-"""Weights of parts that no token of text meets, as transformers builds them: towers of vision and
-what projects their output."""
+"""Weights of parts that no text token uses, as transformers builds them: vision towers and their
+projections."""
 
 SAME: Mapping[str, str] = {
     "QwQ-32B": "Qwen2.5-32B",
@@ -210,8 +210,8 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
 class WeightCount(NamedTuple):
     """Weights of a model, tied embeddings once.
 
-    ``active`` are those that a token meets, with all of both embeddings; ``experts`` those of all
-    experts that routers choose among.
+    ``active`` are those that a token uses, with all of both embeddings. ``experts`` are those of
+    all routed experts.
     """
 
     total: int
@@ -220,13 +220,12 @@ class WeightCount(NamedTuple):
 
     @property
     def words(self) -> str:
-        """Such as ``7.62B parameters``, or ``30.5B parameters, 3.35B active``."""
+        """``7.62B parameters``, or ``30.5B parameters, 3.35B active``."""
         active = f", {_short(self.active)} active" if self.active < self.total else ""
         return f"{_short(self.total)} parameters{active}"
 
 
 def _short(count: int) -> str:
-    """Three digits and a unit."""
     for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if count >= size:
             return f"{count / size:.3g}{unit}"
@@ -234,8 +233,7 @@ def _short(count: int) -> str:
 
 
 class CachedValues(NamedTuple):
-    """Numbers of values that an engine keeps: of each token of a sequence, and of the sequence
-    besides."""
+    """Numbers of values that an engine keeps per token, and per sequence besides."""
 
     token: int
     sequence: int
@@ -245,10 +243,10 @@ class CachedValues(NamedTuple):
 class ModelShape:
     """A decoder: dense or with experts, of attention or of mixers with a state.
 
-    ``heads`` and ``kv_heads`` are attention's, 0 where it has none; ``context`` is the longest
-    sequence, 0 where it is not known. ``frozen`` are weights of other parts (vision), which are
-    held and not trained, and in none of the other numbers; None where they were not counted.
-    ``adapter_widths`` are inputs and outputs of all layers that get adapters; None as well.
+    ``heads`` and ``kv_heads`` are attention's, 0 without attention. ``context`` is the longest
+    sequence, 0 if unknown. ``frozen`` are weights of other parts (vision), which are held, not
+    trained, and in none of the other numbers. None: they were not counted. ``adapter_widths`` are
+    inputs and outputs of all layers that get adapters, or None.
     """
 
     name: str
@@ -275,27 +273,30 @@ class ModelShape:
 
     @property
     def held(self) -> int:
-        """All weights with those of other parts."""
+        """All weights, including those of other parts."""
         return self.parameters + (self.frozen or 0)
 
     @property
     def active(self) -> int:
-        """Of these, those that a token meets."""
+        """Weights that a token uses."""
         return self.count.active
 
     @property
     def weight_bytes(self) -> int:
-        """Of all weights in bfloat16."""
+        """Bytes of all weights in bfloat16."""
         return 2 * self.parameters
 
     @property
     def kv_bytes(self) -> int:
-        """Of one token in bfloat16, in the layers that keep all tokens of a sequence."""
+        """Bytes of one token in bfloat16, in the layers that keep all tokens of a sequence."""
         return 2 * sum(layer.cached(1) for layer in self.blocks if not layer.window)
 
     def cached(self, devices: int, longest: int) -> CachedValues:
-        """What an engine of so many devices keeps of sequences of up to ``longest`` tokens; 0: not
-        known. A window that holds the longest sequence keeps all of it."""
+        """Return the values that an engine of ``devices`` keeps of sequences of up to ``longest``
+        tokens.
+
+        0 stands for an unknown length. A window as long as the longest sequence keeps all of it.
+        """
         token = sequence = 0
         for layer in self.blocks:
             values = layer.cached(devices)
@@ -305,8 +306,8 @@ class ModelShape:
         return CachedValues(token, sequence)
 
     def met(self, tokens: int) -> float:
-        """Weights that so many tokens of a step meet, each of which chooses its experts as if all
-        were as likely: what routers are trained to."""
+        """Return the weights that so many tokens of a step use, if they choose experts
+        uniformly."""
         inactive = self.parameters - self.active
         if not inactive:
             return float(self.parameters)
@@ -320,7 +321,7 @@ class ModelShape:
 
     @property
     def ends(self) -> int:
-        """Weights of the embedding, and of a head of its own."""
+        """Weights of the embedding, and of a separate head."""
         return self.embedding * (1 if self.tied else 2)
 
     @property
@@ -334,11 +335,12 @@ class ModelShape:
         return max(layer.linear for layer in {*self.blocks})
 
     def adapter_parameters(self, rank: int) -> int:
-        """Of LoRA adapters on all linear layers, with experts on those of the mixers.
+        """Return the parameters of LoRA adapters, as in ``train/model/lora.py``.
 
-        Those of ``train/model/lora.py`` where ``adapter_widths`` is known. By the config alone each
-        matrix counts for itself, also where a family has several in one (Phi-3) or takes the bare
-        weight (outputs of Mamba's mixers): 0.7 to 1.4 times as many as there are.
+        They are on all linear layers, and with experts on those of the mixers. Without
+        ``adapter_widths``, each matrix of the config counts for itself, also if a family joins
+        several (Phi-3) or takes the bare weight (outputs of Mamba's mixers). That gives 0.7 to 1.4
+        times the true number.
         """
         if self.adapter_widths is not None:
             return rank * self.adapter_widths
@@ -346,7 +348,7 @@ class ModelShape:
         return rank * sum(rows + columns for rows, columns in adapted)
 
     def adapted(self, layer: DecoderLayer) -> tuple[Matrix, ...]:
-        """Those of a layer that get adapters: in a model with experts the mixer's only."""
+        """Return the matrices of a layer that get adapters: with experts only the mixer's."""
         return layer.matrices if self.count.experts else layer.matrices + layer.feed_forward
 
     @classmethod
@@ -357,12 +359,12 @@ class ModelShape:
         count: WeightCount | None = None,
         frozen: int | None = None,
     ) -> ModelShape:
-        """From the fields of a hub ``config.json``, of its text model where it is of several.
+        """Read the fields of a hub ``config.json``, or of its text model.
 
         Args:
-            count: its weights, where they were counted; else the family must be one of
-                ``FAMILIES``, for which they follow from the fields.
-            frozen: weights of its other parts, where it has some and they were counted.
+            count: counted weights. Without it the family must be one of ``FAMILIES``, whose weights
+                follow from the fields.
+            frozen: counted weights of its other parts, if any.
 
         Raises ``ValueError`` on another architecture or a missing field.
         """
@@ -402,7 +404,7 @@ _LEARNED_POSITIONS = ("gpt2", "opt", "gpt_neo", "gpt_bigcode")
 _TRAINED = re.compile(
     r"^meta-|-(instruct|chat|base|it|pt|hf|thinking|math|coder|1m|rl|\d{4}|v\d+(\.\d+)?)(?=-|$)"
 )
-"""Parts of a name, in small letters, that are none of the size."""
+"""Parts of a name, in small letters, that do not belong to the size."""
 
 MODELS: Mapping[str, ModelShape] = {
     name: ModelShape.from_config(config, name, frozen=FROZEN.get(name))
@@ -415,10 +417,10 @@ def _short_name(name: str) -> str:
 
 
 def find_model(name: str) -> ModelShape:
-    """A model of ``MODELS``, or one of a ``config.json``.
+    """Return a model of ``MODELS``, or one of a ``config.json`` (its path or its folder).
 
-    ``org/`` and what says how a model was trained (``-Instruct``, ``-Math``, ``-2507``) are
-    ignored; ``name`` may also be a path to a ``config.json`` or its folder. Raises ``ValueError``.
+    ``org/`` and suffixes about the training (``-Instruct``, ``-Math``, ``-2507``) are ignored.
+    Raises ``ValueError``.
     """
     path = Path(name).expanduser()
     if path.is_dir():

@@ -1,4 +1,1 @@
-"""Whether a job fits: arithmetic on shapes, no simulation.
-
-Nothing here is loaded or allocated.
-"""
+"""Predict by arithmetic on shapes whether a job fits, without loading or allocating anything."""

@@ -1,8 +1,7 @@
-"""How much memory a job takes on a machine, by arithmetic on its model's shape.
+"""Predict a job's memory on a machine, by arithmetic on its model's shape.
 
-Nothing is loaded. Activations are counted as transformers' layers save them, logits and the head's
-gradient as ``train/model/token_logprobs.py`` makes them; allocators round up, and kernels have
-workspaces of their own.
+Activations are counted as transformers' layers save them, logits and the head's gradient as in
+``train/model/token_logprobs.py``. Allocators round up, and kernels have workspaces of their own.
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ from rollpacker.sim.costs.models import ModelShape, find_model
 PROCESS = {True: 1.0e9, False: 0.7e9}
 """On CUDA: context, libraries' workspaces, NCCL. On a CPU: libraries and compiled kernels."""
 _ROOMY = 0.9
-"""Share of a device that a job takes at most without being tight."""
+"""A job that takes a larger share of a device is tight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobMachine:
-    """What a job runs on.
+    """The machines of a job.
 
     Args:
-        cuda: whether ``devices`` are GPUs; else it is one, the machine's own memory.
-        workers: devices of the job, of all ``nodes``, as its configuration counts them: several may
-            be on a GPU, and all are on a CPU.
+        cuda: whether ``devices`` are GPUs. Otherwise the machine's own memory is the one device.
+        workers: the job's devices on all ``nodes``, as its configuration counts them. Several may
+            share a GPU, and all share a CPU.
         on_device: of them, on the fullest device.
         packed: bytes of a bfloat16 weight as the engine for CPUs packs it.
     """
@@ -54,7 +53,7 @@ class JobMachine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """A job on a machine; ``longest``: tokens of the longest response."""
+    """A job on a machine. ``longest``: tokens of the longest response."""
 
     config: RunConfig
     shape: ModelShape
@@ -64,12 +63,12 @@ class Placed:
 
     @property
     def type_bytes(self) -> int:
-        """Of a weight in ``model.dtype``."""
+        """Bytes of a weight in ``model.dtype``."""
         return 2 if self.config.model.dtype == "bfloat16" else 4
 
     @property
     def model_bytes(self) -> float:
-        """Of all weights in ``model.dtype``, those that are never trained among them."""
+        """Bytes of all weights in ``model.dtype``, including those that are never trained."""
         return float(self.type_bytes * self.shape.held)
 
     @property
@@ -85,7 +84,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Something that is held, in bytes; ``note`` says what it is."""
+    """Memory in bytes. ``note`` describes it."""
 
     name: str
     size: float
@@ -95,15 +94,16 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryNeeds:
-    """What a job takes.
+    """Memory that a job takes.
 
     Args:
-        worker: on each device; with ``layout: separate`` on each that decodes.
+        worker: on each device. With ``layout: separate`` on each that decodes.
         trainer: with ``layout: separate`` on each device that trains.
-        shared: on the first device once: what grades; on a CPU also what all processes share.
-        host: of the own memory of each machine, where devices are GPUs.
-        shared_weights: of these, or of ``shared`` on a CPU, bytes that have to be in shared memory
-            or in a file: the copy of the weights that engines read.
+        shared: once on the first device, for grading. On a CPU also memory that all processes
+            share.
+        host: of the own memory of each machine, if devices are GPUs.
+        shared_weights: the engines' copy of the weights in shared memory or in a file, in bytes. It
+            is part of ``host``, or of ``shared`` on a CPU.
         longest: tokens of the longest response.
     """
 
@@ -119,12 +119,12 @@ class MemoryNeeds:
 
     @property
     def worker_bytes(self) -> float:
-        """Of a device, or of one that decodes."""
+        """Bytes of a device, or of one that decodes."""
         return sum(part.size for part in self.worker)
 
     @property
     def trainer_bytes(self) -> float:
-        """Of a device that only trains."""
+        """Bytes of a device that only trains."""
         return sum(part.size for part in self.trainer)
 
     @property
@@ -137,7 +137,7 @@ class MemoryNeeds:
         )
 
     def _held(self, start: int) -> float:
-        """On the device whose first place has this number; those that decode come first."""
+        """Bytes on the device whose first worker has this number. Decoding ones come first."""
         machine = self.machine
         here = min(machine.on_device, machine.workers - start)
         decoding = min(here, max(0, self.division.decoding - start))
@@ -145,18 +145,17 @@ class MemoryNeeds:
 
     @property
     def sequences(self) -> int:
-        """Responses of full length that the KV budget holds, their prompts aside; a prompt has one
-        token at least."""
+        """Responses of full length that the KV budget holds. Each prompt counts one token."""
         return self.kv_tokens // self.longest if self.kv_tokens > self.longest else 0
 
     @property
     def fits(self) -> bool:
-        """Whether the device has as much, and the engine can decode at least one response."""
+        """Whether the memory suffices, and the engine can decode at least one response."""
         return self.total <= self.machine.device_bytes and self.sequences > 0
 
     @property
     def tight(self) -> bool:
-        """Whether it fits with so little to spare that estimates and fragments matter."""
+        """Whether it fits so narrowly that estimates and fragments matter."""
         return self.fits and self.total > _ROOMY * self.machine.device_bytes
 
 
@@ -164,17 +163,18 @@ class MemoryNeeds:
 
 _SIZES = {"float32": 4, "bfloat16": 2, "float16": 2, "auto": 2}
 _STREAMED = 3
-"""Layers of a judge that are on a GPU at least: one that stays, two that come and go."""
+"""Layers of a judge that are on a GPU at least: one that stays, two that are streamed."""
 
 Held = list[tuple[str, float]]
 """Names and bytes."""
 
 
 def graders(config: RunConfig, *, cuda: bool) -> tuple[Held, Held]:
-    """On the first GPU, and in the machine's own memory; each grading process has all of them.
+    """Return memory of graders on the first GPU and on the host. Each grading process has all of
+    it.
 
-    A judge on a GPU streams its layers from the machine's memory: what it takes at least is
-    counted, and 0 where its size is not known.
+    A judge on a GPU streams its layers from host memory. Its minimum is counted, or 0 if its size
+    is unknown.
     """
     device: Held = []
     host: Held = []
@@ -197,7 +197,7 @@ def graders(config: RunConfig, *, cuda: bool) -> tuple[Held, Held]:
 
 
 def _model(reward: RewardConfig) -> tuple[str, int, bool] | None:
-    """Which model grades, bytes of a weight, and whether it may be on a GPU."""
+    """The grading model, its bytes per weight, and whether it may be on a GPU."""
     options: dict[str, Any] = reward.options
     if reward.function == "judge":
         if not options.get("model"):
@@ -212,7 +212,6 @@ def _model(reward: RewardConfig) -> tuple[str, int, bool] | None:
 
 
 def _resident(shape: ModelShape) -> int:
-    """Weights that are on the device at least."""
     return shape.ends + min(shape.layers, _STREAMED) * shape.largest_layer
 
 
@@ -224,7 +223,7 @@ _LOGIT_BYTES = 12
 """Log-probabilities, probabilities and their gradient, in float32."""
 
 _DRAW_BYTES = 36
-"""Logits, scaled and as log-probabilities in float32; those, probabilities and sums in float64."""
+"""Logits, scaled ones and log-probabilities in float32, and three more arrays in float64."""
 
 
 def _size(config: RunConfig) -> int:
@@ -234,7 +233,7 @@ def _size(config: RunConfig) -> int:
 def layer_token_bytes(
     config: RunConfig, shape: ModelShape, layer: DecoderLayer, *, cuda: bool
 ) -> float:
-    """Saved for the backward pass: of one token, in one of the model's layers."""
+    """Return the bytes that one layer saves per token for the backward pass."""
     size, hidden, inner = _size(config), shape.hidden, layer.inner
     # Inputs of two norms, in float32 and scaled; of the gated MLP what its products are made of.
     kept = size * (2 * hidden + 3 * inner) + 8 * hidden
@@ -253,7 +252,7 @@ def layer_token_bytes(
 
 
 def activations(config: RunConfig, shape: ModelShape, tokens: int, *, cuda: bool) -> float:
-    """Saved of all layers, or with checkpointing their inputs and one layer's."""
+    """Return the bytes of all layers, or with checkpointing of their inputs and one layer."""
     each = {b: layer_token_bytes(config, shape, b, cuda=cuda) for b in {*shape.blocks}}
     ends = (2 * _size(config) + 4) * shape.hidden * tokens
     if not config.train.gradient_checkpointing:
@@ -263,39 +262,39 @@ def activations(config: RunConfig, shape: ModelShape, tokens: int, *, cuda: bool
 
 
 def backward(config: RunConfig, shape: ModelShape, tokens: int, *, cuda: bool) -> float:
-    """At its highest: the loss has been computed and nothing has been given back."""
+    """Return the peak: the loss is computed and no memory is freed yet."""
     saved = activations(config, shape, tokens, cuda=cuda)
     return saved + _logits(config, shape, tokens) + _head(config, shape, tokens)
 
 
 def forward(config: RunConfig, shape: ModelShape, tokens: int, *, cuda: bool) -> float:
-    """Without gradients: one layer's activations, and logits."""
+    """Return the peak without gradients: one layer's activations, and logits."""
     layer = max(layer_token_bytes(config, shape, each, cuda=cuda) for each in {*shape.blocks})
     return layer * tokens + _logits(config, shape, tokens)
 
 
 def gathered(shape: ModelShape, size: int) -> float:
-    """Whole weights that a process of a spread replica holds while it computes, and gradients.
+    """Return whole weights and gradients that a process of a sharded replica holds at once.
 
-    Embedding and head stay until the backward pass ends, layers come one ahead; gradients are
-    added up in float32.
+    Embedding and head stay until the backward pass ends. Layers are gathered one ahead. Gradients
+    are added up in float32.
     """
     ends, layer = shape.ends, shape.largest_layer
     return size * (ends + 2 * layer) + 4 * max(ends, layer)
 
 
 def decoding(shape: ModelShape, running: int, cache: float) -> float:
-    """A step of the built-in engine on a GPU with ``running`` responses that fill ``cache`` bytes.
+    """Return the memory of a decode step of the built-in engine on a GPU.
 
-    It gathers a layer's keys and values, which attention spreads over all heads, and draws from
-    probabilities in float64.
+    ``running`` responses fill ``cache`` bytes. The step gathers a layer's keys and values, which
+    attention repeats for all heads, and samples from probabilities in float64.
     """
     layer = cache / shape.layers * (1 + shape.heads / max(1, shape.kv_heads))
     return layer + drawing(shape, running)
 
 
 def drawing(shape: ModelShape, running: int) -> float:
-    """The next tokens of so many responses: all of their probabilities, in float64."""
+    """Return the memory to sample the next tokens of ``running`` responses, in float64."""
     return _DRAW_BYTES * running * shape.vocabulary
 
 
@@ -317,13 +316,13 @@ def _head(config: RunConfig, shape: ModelShape, tokens: int) -> float:
 # --- Engines: weights of their own and KV caches
 
 _VLLM_RUN = 1.5e9
-"""What vLLM sets aside for its own forward pass, of ``engine.gpu_memory``."""
+"""Memory that vLLM reserves for its own forward pass, within ``engine.gpu_memory``."""
 _COLUMNS = 32
 """The engine for CPUs pads a head to a multiple of it."""
 
 
 def engine_parts(job: Placed, trained: float) -> tuple[int, Part, list[Part]]:
-    """KV budget of an engine in tokens, what it takes on a device, and all that engines hold there.
+    """Return an engine's KV budget in tokens, its memory on a device, and all engines' parts there.
 
     ``trained``: bytes of the trainer's weights.
     """
@@ -335,7 +334,7 @@ def engine_parts(job: Placed, trained: float) -> tuple[int, Part, list[Part]]:
 
 
 def _draws(job: Placed) -> list[Part]:
-    """What our sampler takes in vLLM's process, which keeps it, besides ``engine.gpu_memory``."""
+    """Memory of our sampler in vLLM's process, besides ``engine.gpu_memory``."""
     engine = job.config.engine
     if not isinstance(engine, VllmEngineConfig):
         return []
@@ -346,8 +345,10 @@ def _draws(job: Placed) -> list[Part]:
 
 
 def _resting(job: Placed, devices: int, trained: float) -> Part:
-    """A part of an engine of more devices. It sleeps until the planner puts them together; what it
-    gives back by that, on a GPU, it has held as the run started, beside all others."""
+    """A part of an engine of more devices, which sleeps until the planner joins them.
+
+    Memory that it frees on a GPU was in use at the run's start, beside all other engines.
+    """
     held = sum(part.size for part in _weights(job, devices))
     _, kv = _kv(job, devices, trained, held)
     note = f"1/{devices} of the weights, a KV cache"
@@ -356,8 +357,7 @@ def _resting(job: Placed, devices: int, trained: float) -> Part:
 
 
 def _weights(job: Placed, devices: int) -> list[Part]:
-    """Weights that an engine of so many devices holds for itself on each, and what vLLM sets
-    aside."""
+    """An engine's own weights on each device, and vLLM's reserve."""
     config, shape = job.config, job.shape
     if isinstance(config.engine, VllmEngineConfig):
         note = "vLLM's own copy" + (f", 1/{devices} of it" if devices > 1 else "")
@@ -388,8 +388,10 @@ def _packed(job: Placed) -> int:
 
 
 def _kv_token_bytes(job: Placed, devices: int) -> float:
-    """Of one token, on each of the devices that share the heads; of what is kept of a sequence
-    however long it is (windows, states), a token's part where responses have their full length."""
+    """Bytes of one token, on each of the devices that share the heads.
+
+    Memory per sequence (windows, states) is divided among the tokens of a full-length response.
+    """
     values = job.shape.cached(devices, job.longest)
     each = (values.token + values.sequence / job.longest) / devices
     if not isinstance(job.config.engine, MiniEngineConfig) or job.machine.cuda:
@@ -400,7 +402,7 @@ def _kv_token_bytes(job: Placed, devices: int) -> float:
 
 
 def _kv(job: Placed, devices: int, trained: float, held: float) -> tuple[int, Part]:
-    """KV budget of an engine of so many devices in tokens, and what it takes on each of them.
+    """KV budget of an engine of so many devices in tokens, and its bytes on each of them.
 
     Args:
         trained: bytes of the trainer's weights.
@@ -429,13 +431,13 @@ def _kv(job: Placed, devices: int, trained: float, held: float) -> tuple[int, Pa
 
 
 def _most_running(job: Placed, engine: MiniEngineConfig | VllmEngineConfig) -> int:
-    """Responses that one engine decodes together, when all are on it."""
+    """Responses that one engine decodes together, if it gets all."""
     rollout = job.config.rollout
     return min(engine.max_running, rollout.prompts_per_step * rollout.num_generations)
 
 
 def _kv_bytes(job: Placed, trained: float, held: float) -> float:
-    """Of a budget that is not given, as engines find it when models are loaded."""
+    """The default budget, as engines compute it once models are loaded."""
     machine, division, engine = job.machine, job.division, job.config.engine
     process, share = PROCESS[machine.cuda], machine.device_bytes / machine.on_device
     if machine.cuda and isinstance(engine, VllmEngineConfig):
@@ -449,7 +451,7 @@ def _kv_bytes(job: Placed, trained: float, held: float) -> float:
 
 
 def decoding_phases(job: Placed, cache: float) -> dict[str, float]:
-    """What the built-in engine takes for a while, by what it does, with ``cache`` bytes of KV."""
+    """Return the temporary memory of the built-in engine by phase, with ``cache`` bytes of KV."""
     engine = job.config.engine
     if not isinstance(engine, MiniEngineConfig):
         return {}
@@ -461,17 +463,17 @@ def decoding_phases(job: Placed, cache: float) -> dict[str, float]:
 # --- The whole job
 
 _HOST_PROCESS = 2.0e9
-"""Of a process on CUDA, in the machine's own memory."""
+"""Host memory of a process on CUDA."""
 _ASLEEP = 1.5e9
-"""What vLLM keeps on a device while it sleeps, besides its process."""
+"""Memory that vLLM keeps on a device while it sleeps, besides its process."""
 _ENVIRONMENTS_PROCESS = 0.2e9
-"""Of a process of environments, without what they hold themselves."""
+"""A process of environments, without the environments' own memory."""
 
 
 def needs(config: RunConfig, shape: ModelShape, machine: JobMachine) -> MemoryNeeds:
-    """The memory of a job on a machine.
+    """Return the memory of a job on a machine.
 
-    Raises ``ValueError`` where its longest response is not known, or devices do not divide.
+    Raises ``ValueError`` if its longest response is unknown, or if devices do not divide.
     """
     cap = config.rollout.max_completion_length or shape.context
     longest = longest_response(config.environment, cap or 0)
@@ -510,7 +512,8 @@ def _environments(job: Placed) -> tuple[Part, ...]:
 
 
 def _on_devices(job: Placed) -> tuple[int, tuple[Part, ...], tuple[Part, ...]]:
-    """KV tokens of an engine; what each device holds, or each that decodes; each that trains."""
+    """KV tokens of an engine, parts of each (decoding) device, and parts of each training
+    device."""
     trainer = _trainer(job)
     held = sum(part.size for part in trainer)
     tokens, cache, engine = engine_parts(job, trainer[0].size)
@@ -539,7 +542,7 @@ def _on_devices(job: Placed) -> tuple[int, tuple[Part, ...], tuple[Part, ...]]:
 
 
 def _shared_weights(job: Placed) -> tuple[Part, ...]:
-    """The copy through which engines in processes of their own get new weights."""
+    """The copy through which engines in other processes get new weights."""
     if not job.division.apart:
         return ()
     return (Part(name="weights for the engines", size=job.model_bytes, note="/dev/shm"),)
@@ -552,7 +555,7 @@ def _processes(job: Placed, count: int) -> Part:
 
 
 def _largest(phases: dict[str, float]) -> tuple[Part, ...]:
-    """The largest of what is there for a while, one after the other."""
+    """The largest of several temporary parts, which follow each other."""
     if not phases:
         return ()
     name = max(phases, key=lambda each: phases[each])
@@ -585,7 +588,7 @@ def _trainer(job: Placed) -> list[Part]:
 
 
 def _training_phases(job: Placed, held: float) -> dict[str, float]:
-    """What a replica takes for a while besides the bytes that it holds, by what it does."""
+    """A replica's temporary memory by phase, besides ``held`` bytes."""
     config, shape, cuda = job.config, job.shape, job.machine.cuda
     tokens = max(config.train.micro_batch_tokens, job.longest)
     around = gathered(shape, job.type_bytes) if job.sharded else 0.0
@@ -601,7 +604,7 @@ def _training_phases(job: Placed, held: float) -> dict[str, float]:
 
 
 def _reference_bytes(job: Placed) -> float:
-    """Of the copy of the first weights; adapters are their own difference to them."""
+    """The copy of the first weights. Adapters need none, since they are the difference."""
     if job.config.train.beta == 0 or job.config.model.lora_rank:
         return 0.0
     size = 4 if job.sharded else job.type_bytes
@@ -609,7 +612,7 @@ def _reference_bytes(job: Placed) -> float:
 
 
 def _host(job: Placed) -> tuple[Part, ...]:
-    """What processes on GPUs take at most of a machine's own memory."""
+    """Most host memory of processes on GPUs."""
     division, here = job.division, job.machine.workers // job.machine.nodes
     decoding, training = min(division.decoding, here), min(division.training, here)
     # vLLM begins without weights.

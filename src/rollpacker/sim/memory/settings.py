@@ -1,4 +1,4 @@
-"""Settings that fit a machine: for a job that does not fit, and for keys left out on GPUs."""
+"""Find settings that fit a machine: for a job that does not fit, and for unset keys on GPUs."""
 
 from __future__ import annotations
 
@@ -20,25 +20,24 @@ Layouts = Callable[[RunConfig, JobMachine], Iterator[Changes]]
 
 _SHARE, _MICRO_BATCH = "engine.gpu_memory", "train.micro_batch_tokens"
 _SHARES = (0.5, 0.4, 0.3, 0.2, 0.6, 0.7, 0.8)
-"""Of a GPU, for vLLM: the trainer is not to be starved first."""
+"""Shares of a GPU for vLLM. The first ones leave the trainer enough."""
 _LEAST = 16
-"""Responses of full length that an engine's cache is to hold."""
+"""Responses of full length that an engine's cache should hold."""
 _LORA_RANK = 16
 _HELD = 16
-"""Bytes of a trained weight, wherever they are: in float32, with its sum and moments."""
+"""Bytes per trained weight on all devices: float32 weight, sum and moments."""
 _SMALL, _SMALLEST = 8192, 1024
-"""Tokens of a micro-batch below which a GPU has little to do at a time; the default."""
+"""Tokens of a micro-batch: the least that keeps a GPU busy, and the default."""
 _MOST_RUNNING = VllmEngineConfig(kind="vllm").max_running
 
 
 def fitting(
     config: RunConfig, shape: ModelShape, machine: JobMachine, also: Changes = NONE
 ) -> tuple[Changes, MemoryNeeds] | None:
-    """The first changes with which the job fits, and is not tight if that can be.
+    """Return the first changes with which the job fits, if possible without being tight.
 
-    Those that alter the least come first: smaller micro-batches, then of replicas that are spread
-    those over the fewest devices, and of engines those of the fewest. Nothing of what is learned
-    changes, but by ``also``.
+    Small changes come first: smaller micro-batches, then replicas over the fewest devices, then
+    engines over the fewest. Training results change only by ``also``.
     """
     there = machine.nodes * machine.devices * machine.device_bytes
     adapters = config.model.lora_rank or "model.lora_rank" in also
@@ -60,8 +59,10 @@ def fitting(
 def nearest(
     config: RunConfig, shape: ModelShape, machine: JobMachine
 ) -> tuple[Changes, MemoryNeeds] | None:
-    """Where nothing fits: the changes with which the job takes least, and room for a response if
-    that can be. None where devices or heads divide with none of them."""
+    """Return the changes with which the job takes least, if nothing fits.
+
+    Changes with room for a response come first. None if devices or heads never divide.
+    """
     found = (
         each
         for also in (NONE, *other_results(config, machine))
@@ -72,7 +73,7 @@ def nearest(
 
 
 def other_results(config: RunConfig, machine: JobMachine) -> list[Changes]:
-    """What takes less but learns otherwise: in bfloat16, adapters alone, both."""
+    """Return changes that save memory but change the results: bfloat16, adapters, both."""
     narrow = machine.cuda and config.model.dtype == "float32"
     types = {"model.dtype": "bfloat16"} if narrow else {}
     adapters = {} if config.model.lora_rank else {"model.lora_rank": _LORA_RANK}
@@ -83,8 +84,10 @@ def other_results(config: RunConfig, machine: JobMachine) -> list[Changes]:
 def _smaller(
     config: RunConfig, shape: ModelShape, machine: JobMachine, changes: Changes
 ) -> Iterator[tuple[Changes, MemoryNeeds]]:
-    """What the changed job needs, as it is and with the smallest micro-batches that are as long as
-    a response; where these fit, with larger ones before."""
+    """Needs of the changed job, with its own and with the smallest micro-batches.
+
+    The smallest are as long as a response. If they fit, larger ones come first.
+    """
     try:
         changed, place = with_changes(config, changes), _placed(changes, machine)
         found = needs(changed, shape, place)
@@ -110,7 +113,7 @@ def _smaller(
 
 
 def candidates(config: RunConfig, machine: JobMachine, also: Changes = NONE) -> Iterator[Changes]:
-    """Changes to try, in order, each with ``also``."""
+    """Yield changes to try, in order, each with ``also``."""
     engine = config.engine
     for layouts in (_layouts, _separate):
         yield from _of_this_engine(config, machine, also, layouts)
@@ -129,7 +132,7 @@ def _of_this_engine(
 def _with_vllm(
     config: RunConfig, machine: JobMachine, also: Changes, layouts: Layouts, most: int
 ) -> Iterator[Changes]:
-    """An engine that can lie on several devices, for at ``most`` as many sequences at a time."""
+    """An engine that can span several devices, with at most ``most`` sequences at a time."""
     own: Changes = {"kind": "vllm", **({"max_running": most} if most != _MOST_RUNNING else {})}
     try:
         changed = with_changes(config, {"engine": own})
@@ -150,7 +153,7 @@ def _below(changes: Changes, section: str) -> Changes:
 
 
 def with_changes(config: RunConfig, changes: Changes) -> RunConfig:
-    """``config`` with other values. Raises ``ValueError`` where they cannot be."""
+    """Return ``config`` with other values. Raises ``ValueError`` if they are invalid."""
     tree = config.model_dump(mode="json")
     for key, value in changes.items():
         *parents, leaf = key.split(".")
@@ -162,7 +165,7 @@ def with_changes(config: RunConfig, changes: Changes) -> RunConfig:
 
 
 def in_words(changes: Changes) -> str:
-    """As the command line takes them."""
+    """Return changes as the command line takes them."""
     return " ".join(_override(key, value) for key, value in changes.items())
 
 
@@ -175,7 +178,7 @@ def _override(key: str, value: Any) -> str:
 
 
 def _layouts(config: RunConfig, machine: JobMachine) -> Iterator[Changes]:
-    """As it is, fewer devices on a GPU, engines and replicas over more and more devices."""
+    """As it is, fewer devices per GPU, and engines and replicas over more and more devices."""
     yield {}
     if machine.on_device > 1 and config.trainer.kind == "local" and not config.devices.training:
         yield _fewer(config, machine)
@@ -215,7 +218,6 @@ def _larger_engines(config: RunConfig, machine: JobMachine) -> Iterator[Changes]
 
 
 def _fewer(config: RunConfig, machine: JobMachine) -> Changes:
-    """Each GPU, or the CPU, is one device."""
     if not machine.cuda:
         return {"devices.per_node": 1}
     count = {"devices.per_node": 0} if config.devices.per_node > machine.devices else {}
@@ -223,7 +225,7 @@ def _fewer(config: RunConfig, machine: JobMachine) -> Changes:
 
 
 def _other_settings(config: RunConfig, machine: JobMachine) -> Iterator[Changes]:
-    """What the update and the engine may do with less, alone and then together."""
+    """Settings of update and engine that save memory, alone and then together."""
     single: list[Changes] = []
     if not config.train.gradient_checkpointing:
         single.append({"train.gradient_checkpointing": True})
@@ -249,7 +251,6 @@ def _other_settings(config: RunConfig, machine: JobMachine) -> Iterator[Changes]
 
 
 def _placed(changes: Changes, machine: JobMachine) -> JobMachine:
-    """The machine with the changed job's workers."""
     if not {"devices.per_gpu", "devices.per_node"} & changes.keys():
         return machine
     count = min(machine.workers // machine.nodes, machine.devices)
@@ -259,12 +260,12 @@ def _placed(changes: Changes, machine: JobMachine) -> JobMachine:
 # --- Keys that a job on GPUs leaves out
 
 _SMALL_GPU = 25e9
-"""Bytes up to which a GPU has no room for a thousand sequences."""
+"""A GPU with fewer bytes has no room for a thousand sequences."""
 _BACKWARD = (
     *((size, twice) for twice in (False, True) for size in (16384, 8192, 4096)),
     *((size, twice) for size in (2048, 1024) for twice in (False, True)),
 )
-"""Tokens of a micro-batch, and whether its activations are computed twice: the fastest first."""
+"""Tokens of a micro-batch, and whether activations are recomputed. The fastest first."""
 _KV_SHARES = tuple(share / 100 for share in range(85, 5, -5))
 _TRAIN = ("micro_batch_tokens", "gradient_checkpointing")
 _KEYS = (
@@ -282,7 +283,7 @@ _KEYS = (
 def gpu_defaults(
     config: RunConfig, shape: ModelShape, machine: JobMachine, *, vllm: bool, bfloat16: bool
 ) -> Changes:
-    """Values for keys that the job leaves out; memory keeps its usual ones where nothing fits.
+    """Return values for unset keys. Keys of memory keep their defaults if nothing fits.
 
     Args:
         vllm: it is installed there, and runs the model.
@@ -303,7 +304,7 @@ def gpu_defaults(
 
 
 def left_out(config: RunConfig) -> set[str]:
-    """Keys of these that the user has not set."""
+    """Return the keys of these that the user has not set."""
     return {key for key in _KEYS if not _given(config, key)}
 
 
@@ -314,8 +315,10 @@ def _fitting(
     changes: Changes,
     unset: Collection[str],
 ) -> Changes:
-    """The same with the first settings of memory that fit with room to spare, else with those that
-    fit and have the largest cache."""
+    """Add the first settings of memory that fit with room to spare.
+
+    Without such, add those that fit and have the largest cache.
+    """
     rollout = config.rollout
     least = min(_LEAST, rollout.prompts_per_step * rollout.num_generations)
     tight: list[tuple[int, Changes]] = []
@@ -333,8 +336,8 @@ def _fitting(
 
 
 def _settings(config: RunConfig, unset: Collection[str]) -> Iterator[Changes]:
-    """Settings of memory, the fastest first; a trainer leaves its device only where nothing else
-    fits."""
+    """Settings of memory, the fastest first. Moving the trainer off its device is the last
+    resort."""
     own = config.train.micro_batch_tokens, config.train.gradient_checkpointing
     size_free, twice_free = (f"train.{key}" in unset for key in _TRAIN)
     backward = dict.fromkeys(
@@ -356,7 +359,6 @@ def _settings(config: RunConfig, unset: Collection[str]) -> Iterator[Changes]:
 
 
 def _given(config: Config, key: str) -> bool:
-    """Whether the user has set a dotted key."""
     node: Any = config
     for name in key.split("."):
         if name not in node.model_fields_set:

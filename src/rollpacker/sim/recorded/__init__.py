@@ -1,4 +1,1 @@
-"""What a real run's files tell of time, and the run again in the simulator.
-
-Nothing here knows the paper's jobs.
-"""
+"""Read times from a real run's files, and repeat the run in the simulator."""

@@ -1,4 +1,4 @@
-"""Costs of CPU workers, fitted to what a run measured: what ``rollpacker calibrate`` writes."""
+"""Fit costs of CPU workers to a run's measurements, for ``rollpacker calibrate``."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ Floats = NDArray[np.float64]
 
 _KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _NOISE = 20.0
-"""Steps' worth of noise in a sum of decode steps."""
+"""Noise in a sum of decode steps, in steps."""
 _KV_TOKENS = 1 << 30
-"""No run of ours has been seen to lack KV cache: no limit."""
+"""No limit, since no run of ours has been seen to lack KV cache."""
 
 
 def calibrate(run: RunRecord, steps: Sequence[RunStep] | None = None) -> Calibration:
-    """Fit costs to some steps of a run, by default all but the first (it warms up).
+    """Fit costs to some steps of a run, by default all except the first (it warms up).
 
-    Raises ``ValueError`` when they hold too few measurements.
+    Raises ``ValueError`` if they hold too few measurements.
     """
     chosen = timed(run) if steps is None else list(steps)
     times = [sums for step in chosen for sums in step.times]
@@ -95,8 +95,7 @@ def _check(run: RunRecord, times: Sequence[Sequence[float]], tasks: int) -> None
 
 
 def _phase_cpu_s(steps: Sequence[RunStep], cores: int) -> float:
-    """CPU seconds of a reward where nothing but rewards is computed: they keep the driver and a
-    grading process busy."""
+    """CPU seconds of a reward in a reward phase, where driver and grading process are both busy."""
     responses = mean(sum(a.reward is not None for a in step.attempts) for step in steps)
     phase_s = mean(s.rollout_end_s - (s.finished[-1].end_s or 0.0) for s in steps if s.finished)
     return min(cores, 2) * phase_s / max(1, responses)
@@ -110,8 +109,10 @@ def _ahead(steps: Sequence[RunStep]) -> dict[str, Any]:
 
 
 def _filled(latency: dict[int, float], settings: Mapping[str, Any]) -> dict[int, float]:
-    """Smaller batches than any that decoded a token at a time have the shape of the curve that the
-    run was told; where none did, that is all there is."""
+    """Extend the latency to smaller batches, in the shape of the run's configured curve.
+
+    If no batch decoded one token at a time, that curve is all there is.
+    """
     told = LatencyCurve({int(n): s for n, s in settings["latency"].items()})
     if not latency:
         return dict(told.points)
@@ -123,19 +124,19 @@ def _filled(latency: dict[int, float], settings: Mapping[str, Any]) -> dict[int,
 
 
 def timed(run: RunRecord) -> list[RunStep]:
-    """The steps that tell something: the first one warms up, if there are others."""
+    """Return the usable steps: all except the first, which warms up, if there are others."""
     return list(run.steps[1:] or run.steps)
 
 
 def _sources(alone: bool, steps: int, *, shared: bool, drafted: bool) -> dict[str, Any]:
-    """Where each value is from."""
+    """The source of each value."""
     driver = "what a response that ends adds to the decode steps of its engine"
     other = "assumed: rewards of this run were "
     phase = "time from the last response to the end of the rollout"
     each = "time from a response to its reward"
     ahead = (
-        "least squares over the steps of engines that drafted; the latency of so few sequences "
-        "has the shape of the curve that the run was told"
+        "least squares over the steps of engines that drafted. The latency of so few sequences "
+        "has the shape of the run's configured curve"
     )
     return {
         "measured": f"least squares over the decode steps and gradient tasks of {steps} steps",
@@ -144,7 +145,7 @@ def _sources(alone: bool, steps: int, *, shared: bool, drafted: bool) -> dict[st
         "apply_s": "time from the last gradient, or the rollout's end, to the end of the step",
         "rollout_start_s": "time to an engine's first decode step",
         "synchronous_reward_s": phase if alone else f"{other}graded beside the rollout",
-        "rewards": f"{other}graded after the rollout; half of that" if alone else each,
+        "rewards": f"{other}graded after the rollout, half of that" if alone else each,
         **({"driver": driver} if shared else {}),
         **({"ahead": ahead} if drafted else {}),
     }
@@ -157,7 +158,7 @@ def _span(step: RunStep) -> float:
 
 def _apply_s(steps: Iterable[RunStep]) -> list[float]:
     return [
-        # The last group may be one that is not trained on: nothing is updated before that is known.
+        # The last group may not be trained on, and the update waits until that is known.
         step.end_s - max(step.last_gradient_s, step.rollout_end_s)
         for step in steps
         if step.end_s is not None and step.last_gradient_s is not None
@@ -165,7 +166,7 @@ def _apply_s(steps: Iterable[RunStep]) -> list[float]:
 
 
 def _start_s(step: RunStep) -> float:
-    """Without the time in which environments began."""
+    """Seconds of the start, without the start of environments."""
     return max(0.0, step.start_s - min((each.opening_s for each in step.attempts), default=0.0))
 
 
@@ -181,12 +182,13 @@ def _grade_s(steps: Iterable[RunStep]) -> float:
 def fit_decoding(
     times: Sequence[Sequence[float]], workers: int, cores: int
 ) -> tuple[dict[int, float], dict[int, float], Floats]:
-    """Seconds of a decode step by batch at no context, from the smallest that was seen on; those of
-    a token where engines decode ahead; and seconds of a token of context, a token of prefill, and,
-    where the driver shares so many ``cores`` (0: none) with the workers, of a response that ends.
+    """Fit seconds of a decode step by batch at no context, seconds of a token with drafts, and
+    others.
 
-    Non-negative least squares on piecewise linear, non-decreasing curves. ``times``: rows of
-    ``RunStep.times``.
+    The others are seconds of a token of context, of a token of prefill, and, if the driver shares
+    ``cores`` (0: none) with the workers, of a response that ends. The curves begin at the smallest
+    batch. They are piecewise linear and non-decreasing, by non-negative least squares. ``times``:
+    rows of ``RunStep.times``.
     """
     ahead, tokens, sequences, context, prefill, ended, seconds = np.array(times, np.float64).T
     batch = sequences / tokens
@@ -208,7 +210,6 @@ def fit_decoding(
 
 
 def _knots(batch: Floats) -> list[int]:
-    """From the smallest to the largest."""
     if not batch.size:
         return []
     least, largest = int(batch.min()), math.ceil(batch.max())
@@ -216,7 +217,7 @@ def _knots(batch: Floats) -> list[int]:
 
 
 def _rising(batch: Floats, knots: Sequence[int]) -> Floats:
-    """Column k rises from 0 at knot k - 1 to 1 at knot k and stays; column 0 is 1."""
+    """Column k rises from 0 at knot k - 1 to 1 at knot k and stays there. Column 0 is 1."""
     if not knots:
         return np.empty((batch.size, 0))
     columns = [np.ones(batch.size)]
@@ -226,7 +227,7 @@ def _rising(batch: Floats, knots: Sequence[int]) -> Floats:
 
 
 def fit_gradients(tasks: Sequence[GradientTask]) -> tuple[float, float, float, float]:
-    """Seconds of a task, and of each response, token and squared token in it."""
+    """Return seconds of a task, and of each response, token and squared token in it."""
     design = np.array(
         [
             [1.0, len(t.lengths), float(sum(t.lengths)), float(sum(n * n for n in t.lengths))]
@@ -240,7 +241,7 @@ def fit_gradients(tasks: Sequence[GradientTask]) -> tuple[float, float, float, f
 
 
 def _fit(design: Floats, seconds: Floats, weights: Floats) -> Floats:
-    """Non-negative least squares; columns are scaled, since their units differ widely."""
+    """Non-negative least squares. Columns are scaled, since their units differ widely."""
     scale = np.abs(design).max(axis=0)
     scale[scale == 0.0] = 1.0
     return non_negative(design / scale * weights[:, None], seconds * weights) / scale

@@ -1,4 +1,4 @@
-"""A real run again, in the simulator: its own prompts, lengths and rewards, calibrated costs."""
+"""Repeat a real run in the simulator: its prompts, lengths and rewards, with calibrated costs."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from rollpacker.sim.world.world import World
 
 
 class Tried(NamedTuple):
-    """What is known of an attempt.
+    """A recorded attempt.
 
     Args:
-        turns: those that its environment has had, begun with its beginning; none where it has none.
-        tokens: sampled; a lower bound until it has ended.
-        waited_s: how long its environment had been at work when it was stopped; None where it was
-            not.
+        turns: finished turns of its environment, from the environment's start on. Empty without an
+            environment.
+        tokens: sampled. A lower bound until it has ended.
+        waited_s: seconds of its environment's work when it was stopped. None if it was not.
     """
 
     turns: Turns = ()
@@ -39,7 +39,7 @@ class Tried(NamedTuple):
 
 
 def tried(attempt: RecordedAttempt, *, acts: bool) -> Tried:
-    """Of the run's reader; ``acts``: the run has environments."""
+    """Convert an attempt of the run's reader. ``acts``: the run has environments."""
     ended = attempt.finish_reason is not None
     # One that was stopped while it decoded has a part of a turn.
     told = [turn for turn in attempt.turns if ended or turn.latency_s is not None]
@@ -54,10 +54,9 @@ def tried(attempt: RecordedAttempt, *, acts: bool) -> Tried:
 
 
 class RunWorkload:
-    """What a run sampled, as it sampled it.
+    """The samples of a run, repeated.
 
-    A response that the run never finished goes on as one that was longer, of its step if there is
-    one.
+    An unfinished response continues like a longer one, of the same step if possible.
     """
 
     def __init__(self, run: RunRecord) -> None:
@@ -89,7 +88,7 @@ class RunWorkload:
         return next(self._left)
 
     def draw(self, counts: Mapping[str, int]) -> tuple[Prompt, ...]:
-        """The next prompts of the run. Raises ``ValueError`` when it drew no more."""
+        """Return the next prompts of the run. Raises ``ValueError`` if it drew no more."""
         drawn: list[Prompt] = []
         for domain, count in counts.items():
             coming = self._coming.get(domain, [])
@@ -101,7 +100,7 @@ class RunWorkload:
         return tuple(drawn)
 
     def turns(self, step: int, prompt: PromptId, index: int) -> Turns:
-        """As recorded, or of a longer one than was seen."""
+        """Return recorded turns, or those of a longer response."""
         known = self._tried.get((step, prompt, index), Tried())
         if known.ended:
             return whole(known)
@@ -110,32 +109,31 @@ class RunWorkload:
         return gone_on(known, (of_step, self._all_ended), self._cap, rng)
 
     def reward(self, step: int, prompt: PromptId, index: int) -> float:
-        """As recorded; 0 where the run has none."""
+        """Return the recorded reward, or 0."""
         return self._tried.get((step, prompt, index), Tried()).reward or 0.0
 
     def domain(self, prompt: PromptId) -> str:
-        """Of a prompt that was drawn."""
         return self._domain[prompt]
 
     def run_s(self, step: int, prompt: PromptId, index: int) -> float:  # noqa: ARG002
-        """Programs are not told apart: every reward takes the run's mean seconds."""
+        """Return the run's mean seconds, since programs are not distinguished."""
         return 0.0
 
     def forget(self, prompt: PromptId) -> None:
-        """Nothing is kept of it."""
+        """Do nothing: the workload keeps no prompts."""
 
 
 def gone_on(
     one: Tried, ended: Sequence[Sequence[Tried]], cap: int, rng: np.random.Generator
 ) -> Turns:
-    """As far as it came, and from there as another one that went on for longer.
+    """Continue a stopped attempt like another one that went on for longer.
 
-    One that was stopped while its environment had the word goes on as one that waited longer
-    there: what loses a race by its tools is not short of tokens.
+    If it was stopped while its environment worked, it continues like one that waited longer there,
+    because tools and not tokens made it lose the race.
 
     Args:
-        ended: responses that ended, those that are most like it first.
-        cap: tokens of one that no other tells of.
+        ended: responses that ended, the most similar first.
+        cap: tokens of the result without a longer response.
     """
     if one.waited_s is None:
         known, current = one.turns, one.tokens - sum(turn.tokens for turn in one.turns)
@@ -155,12 +153,12 @@ def gone_on(
 
 
 def whole(one: Tried) -> Turns:
-    """Of a response that ended."""
+    """Return the turns of a response that ended."""
     return tuple(one.turns) or (ScriptedTurn(max(1, one.tokens)),)
 
 
 def _longer(one: Tried, number: int, other: Tried) -> Turns:
-    """Another one's turns from this one's present one on; none where it was no longer there."""
+    """Another one's turns from the present turn on. Empty if it had ended by then."""
     turns = whole(other)
     if len(turns) <= number:
         return ()
@@ -190,8 +188,10 @@ def rerun(run: RunRecord, calibration: Calibration) -> list[StepResult]:
 def replayed(
     run: RunRecord, calibration: Calibration, steps: Sequence[RunStep] | None = None
 ) -> tuple[TimedSteps, TimedSteps]:
-    """Simulated and measured seconds of steps (default: all but the first), of their rollouts and
-    of their training."""
+    """Return simulated and measured seconds of steps, of their rollouts and of their training.
+
+    ``steps``: default is all except the first.
+    """
     chosen = {step.number for step in (timed(run) if steps is None else steps)}
     alone = not run.settings["asynchronous_grading"]
     phase_s = calibration.synchronous_reward_s if alone else 0.0
@@ -210,7 +210,7 @@ def replayed(
 
 
 def held_back(run: RunRecord) -> Comparison:
-    """Accuracy on the odd steps of costs that were fitted to the even ones."""
+    """Return the accuracy on odd steps of costs that were fitted to even ones."""
     steps = timed(run)
     even = [step for step in steps if step.number % 2 == 0]
     odd = [step for step in steps if step.number % 2]

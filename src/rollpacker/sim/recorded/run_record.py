@@ -1,4 +1,4 @@
-"""What a real run's journal and metrics tell of time: decoding, grading, gradients, updates."""
+"""Read times of decoding, grading, gradients and updates from a real run's journal and metrics."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class GradientTask(NamedTuple):
 
 @dataclass(slots=True)
 class RunStep:
-    """One step of a run; times are seconds of its clock."""
+    """One step of a run. Times are seconds of its clock."""
 
     told: RecordedStep
     engines: tuple[int, ...]
@@ -37,15 +37,15 @@ class RunStep:
     """Attempts of each group, and whether it has gradients."""
     tasks: list[GradientTask] = field(default_factory=list[GradientTask])
     drafts: Drafted = NO_DRAFTS
-    """What decoding ahead brought."""
+    """Results of speculative decoding."""
     last_gradient_s: float | None = None
     end_s: float | None = None
     measured: dict[str, float] = field(default_factory=dict[str, float])
     """Seconds of each phase, by the run's own metrics."""
     times: list[list[float]] = field(default_factory=list[list[float]])
-    """Of its engines' decode steps, by ``engine/step_times``: sums over those of about as many
-    sequences. Each row has whether they decode ahead (0, 1), tokens of one sequence, sequences and
-    tokens of context for each of these, tokens of prefill, sequences that ended, and seconds."""
+    """Times of its engines' decode steps, by ``engine/step_times``, summed over steps of similar
+    batches. Each row has whether they draft (0, 1), tokens of one sequence, sequences and
+    context tokens for each of these, tokens of prefill, sequences that ended, and seconds."""
     start_s: float = 0.0
     """From the beginning to an engine's first decode step, mean of the engines."""
 
@@ -59,7 +59,7 @@ class RunStep:
 
     @property
     def finished(self) -> list[RecordedAttempt]:
-        """In the order of their ends."""
+        """Finished attempts, in the order of their ends."""
         ended = [each for each in self.attempts if each.finish_reason is not None]
         return sorted(ended, key=lambda each: each.end_s or 0.0)
 
@@ -75,8 +75,8 @@ class RunRecord:
 
     Args:
         steps: those that ended, in order.
-        cores: that workers share with the driver; 0 where it has its own, or where nothing says so.
-        max_running: most sequences that an engine decoded together; None where nothing says so.
+        cores: that workers share with the driver. 0 if it has its own, or if unknown.
+        max_running: most sequences that an engine decoded together. None if unknown.
     """
 
     name: str
@@ -89,7 +89,7 @@ class RunRecord:
 
 
 class _Reader(JournalReader):
-    """Keeps also what a simulation of the run needs."""
+    """Also keeps data that a simulation of the run needs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ def is_run(path: Path) -> bool:
 
 
 def read_run(folder: Path) -> RunRecord:
-    """Read a run's folder. Raises ``ValueError`` when it is none or no step has ended."""
+    """Read a run's folder. Raises ``ValueError`` for other folders or without a finished step."""
     if not is_run(folder):
         raise ValueError(f"{folder}: not a run's folder: journal.jsonl and metrics.jsonl expected")
     reader = _Reader()
@@ -179,7 +179,8 @@ def read_run(folder: Path) -> RunRecord:
 
 
 def shared_cores(folder: Path) -> int:
-    """Of a run's folder; 0 where the driver had cores of its own, or where nothing says so."""
+    """Return the cores that driver and workers share. 0 if the driver had its own, or if
+    unknown."""
     try:
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,4 +1,1 @@
-"""What a simulated job samples: prompts, lengths, turns.
-
-Nothing here knows how long it takes.
-"""
+"""Prompts, lengths and turns that a simulated job samples."""

@@ -1,4 +1,4 @@
-"""Where a simulated job's lengths come from: a workload model, or a trace."""
+"""The source of a simulated job's lengths: a workload model, or a trace."""
 
 from __future__ import annotations
 
@@ -23,8 +23,12 @@ from rollpacker.sim.workload.workload import Recorded, recorded_turns
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardTimes:
-    """Seconds of grading in a trace: of one response, and where all of a step were graded together
-    of that phase, None where they were not."""
+    """Seconds of grading in a trace.
+
+    Args:
+        each_s: of one response.
+        phase_s: of a step's phase. None if a step was not graded all at once.
+    """
 
     each_s: float
     phase_s: float | None
@@ -36,10 +40,10 @@ class LengthSource:
 
     Args:
         recorded: prompts that come first.
-        prompt_tokens: mean prompt length; None when unknown.
-        prompts, responses: of a step, as recorded; None when unknown.
-        turns: how drawn lengths are split into turns; None where each is one.
-        tool_tokens: most that tools put into the context of a recorded response.
+        prompt_tokens: mean prompt length. None if unknown.
+        prompts, responses: of a step, as recorded. None if unknown.
+        turns: model that splits drawn lengths into turns. None if each is one turn.
+        tool_tokens: most tokens that tools add to the context of a recorded response.
     """
 
     lengths: Lengths
@@ -53,9 +57,9 @@ class LengthSource:
     rewards: RewardTimes | None = None
 
     def drawn_again(self, rng: np.random.Generator, prompts: int, steps: int) -> LengthSource:
-        """Its recorded steps, of so many prompts, drawn anew with repetition.
+        """Draw the recorded steps anew, with repetition.
 
-        One that the distribution draws is among them: few steps say little of what others are.
+        One freshly drawn step is among them, since few steps represent others badly.
         """
         traits = self.lengths.traits(rng, prompts)
         drawn = self.lengths.given(rng, traits, self.responses or 1)
@@ -68,20 +72,20 @@ class LengthSource:
 
 
 def load_source(name: str, task: str | None = None, note: Note = silent) -> LengthSource:
-    """A source by the name of a model, or the path of a model or of a trace.
+    """Load a source by the name of a model, or the path of a model or of a trace.
 
-    Raises ``ValueError`` with one line that says what is wrong.
+    Raises ``ValueError`` with one line.
     """
     if name in model_names() or name.endswith(".json"):
         return of_model(name)
     if not Path(name).exists():
         known = ", ".join(model_names())
-        raise ValueError(f"workload={name}: no such file, and no workload model; those: {known}")
+        raise ValueError(f"workload={name}: no such file, and no workload model of {known}")
     return of_trace(formats.read(Path(name), note=note).of_training(), task)
 
 
 def of_model(name: str) -> LengthSource:
-    """A workload model's."""
+    """Make the source of a workload model."""
     model = load_model(name)
     return LengthSource(
         lengths=model.lengths,
@@ -93,17 +97,17 @@ def of_model(name: str) -> LengthSource:
 
 
 def of_trace(trace: Trace, task: str | None = None) -> LengthSource:
-    """A trace's prompts, and a model of what it does not hold.
+    """Take a trace's prompts, and fit a model for further ones.
 
-    Raises ``ValueError`` when the task is not there, not unique, or has no finished response of
-    a token or more.
+    Raises ``ValueError`` if the task is missing, not unique, or has no finished response with
+    tokens.
     """
     samples = _in_order(_narrow(finished(task_samples(trace, task))))
     if samples.is_empty():
-        raise ValueError("the trace has no finished response: nothing is known of its lengths")
+        raise ValueError("the trace has no finished response, so its lengths are unknown")
     tokens = lengths_of(samples)
     if not samples["response_tokens"].cast(pl.Boolean).any():
-        raise ValueError("all responses of the trace are empty: nothing is known of their lengths")
+        raise ValueError("all responses of the trace are empty, so their lengths are unknown")
     groups = samples["visit"].to_numpy().astype(np.int64)
     sizes = np.bincount(groups)
     icc, icc_log = np.nan_to_num(correlations(tokens, groups)).tolist()
@@ -156,26 +160,25 @@ def _reward_times(trace: Trace, samples: pl.DataFrame) -> RewardTimes | None:
 
 
 def _narrow(samples: pl.DataFrame) -> pl.DataFrame:
-    """With numbers in place of the prompts' names, and without what nothing is made of: of large
-    logs several copies are in memory at once."""
+    """Replace prompts' names by numbers and drop unused columns, to save memory on large logs."""
     return samples.drop("extra", "domain").with_columns(pl.col("prompt").rank("dense"))
 
 
 def _in_order(samples: pl.DataFrame) -> pl.DataFrame:
-    """By step, prompts in the order of the trace, with a column ``visit`` that numbers them."""
+    """Sort by step, prompts in the order of the trace, and number them in a column ``visit``."""
     place = pl.col("row").min().over("step", "prompt").alias("place")
     ordered = samples.with_row_index("row").with_columns(place).sort("step", "place", "index")
     return ordered.with_columns((pl.struct("step", "place").rank("dense") - 1).alias("visit"))
 
 
 def _rewards(column: pl.Series, ends: NDArray[np.int64]) -> list[tuple[float, ...] | None]:
-    """Of each prompt's responses; None where the trace does not tell."""
+    """Rewards of each prompt's responses, or None if the trace lacks one."""
     parts = np.split(column.cast(pl.Float64).to_numpy(), ends)
     return [None if np.isnan(part).any() else tuple(part.tolist()) for part in parts]
 
 
 def task_samples(trace: Trace, task: str | None) -> pl.DataFrame:
-    """Rows of one task. Raises ``ValueError`` when it is not there, or not the only one."""
+    """Return rows of one task. Raises ``ValueError`` if it is missing, or not the only one."""
     names = trace.tasks
     if task is None and len(names) != 1:
         raise ValueError(
@@ -183,14 +186,14 @@ def task_samples(trace: Trace, task: str | None) -> pl.DataFrame:
             "task=NAME)"
         )
     if task is not None and task not in names:
-        raise ValueError(f"task {task!r} is not in the trace; it has {', '.join(names)}")
+        raise ValueError(f"task {task!r} is not in the trace, which has {', '.join(names)}")
     return trace.samples.filter(pl.col("task") == (task or names[0]))
 
 
 def _posterior(
     tokens: Floats, groups: NDArray[np.int64], rho: float, rng: np.random.Generator
 ) -> Floats:
-    """A draw of each prompt's shared normal given its responses, shape (prompts, 1).
+    """Draw each prompt's shared normal given its responses, shape (prompts, 1).
 
     Exact for a copula without skew: normal scores with correlation ``rho``.
     """

@@ -1,7 +1,7 @@
-"""What a simulated job samples: prompts in order, and the length of every response.
+"""Samples of a simulated job: prompts in order, and the length of every response.
 
-A response's length depends on the run's seed, its prompt, how often the prompt was tried before
-and the response's index: never on scheduling. So all modes see the same first visits.
+A response's length depends on the run's seed, its prompt, the prompt's earlier visits and the
+response's index, but never on scheduling. So all modes see the same first visits.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from rollpacker.polytrace.model.turns import TraceResponse, TurnModel
 # --- Requests to a simulated engine
 
 ToolKv = Literal["cached", "kept", "dropped"]
-"""What becomes of a response's KV while it waits for tools: ``cached`` as in vLLM (the request has
-ended; its blocks can be found again until others need them, least recently used first), ``kept``
-(the same, but nothing is admitted in their place), ``dropped``."""
+"""Treatment of a response's KV while it waits for tools. ``cached``, as in vLLM: the request has
+ended, and its blocks can be found again until others need them, least recently used first.
+``kept``: the same, but nothing is admitted in their place. ``dropped``: none is kept."""
 
 
 class SimulatedRequest(NamedTuple):
     """One turn of an attempt: ``target_tokens``, ``generated`` of them elsewhere (it migrated).
 
-    Its context begins with the prompt, whose prefill the requests of a ``group`` share while one
-    of them is held, and ``earlier`` tokens of turns and tools. ``returns``: a turn follows, which
-    may find this one's KV.
+    Its context begins with the prompt and ``earlier`` tokens of turns and tools. The requests of a
+    ``group`` share the prompt's prefill while one of them is held. ``returns``: a turn follows,
+    which may find this one's KV.
     """
 
     attempt: int
@@ -45,7 +45,7 @@ class SimulatedRequest(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Live:
-    """A held request; ``start`` is the step count at which it would have had no token."""
+    """A held request. ``start`` is the step count at which it would have had no token."""
 
     attempt: int
     group: str
@@ -63,10 +63,10 @@ class Live:
 
 
 class ScriptedTurn(NamedTuple):
-    """``tokens`` to generate; then tools answer for ``tool_s`` and put ``added`` tokens in.
+    """``tokens`` to generate. Then tools answer for ``tool_s`` and add ``added`` tokens.
 
-    A first turn without tokens is the time that an environment takes to begin. Where the last one
-    has a ``tool_s``, the response ends when its environment has heard of it.
+    A first turn without tokens is the start of an environment. If the last turn has a ``tool_s``,
+    the response ends when its environment has processed the end.
     """
 
     tokens: int
@@ -78,8 +78,9 @@ Turns = tuple[ScriptedTurn, ...]
 
 
 def recorded_turns(response: TraceResponse) -> Turns:
-    """A recorded response's turns; those without tokens join the one before, the last one's
-    tools answer nobody.
+    """Convert a recorded response's turns.
+
+    A turn without tokens joins the one before. Tools of the last turn answer nothing.
     """
     made: list[ScriptedTurn] = []
     nexts = [turn.prompt for turn in response.turns[1:]]
@@ -94,7 +95,7 @@ def recorded_turns(response: TraceResponse) -> Turns:
 
 
 def at_most(turns: Turns, tokens: int) -> Turns:
-    """The response cut off after so many tokens; what hears of its end hears of that."""
+    """Truncate the response after ``tokens``. Its environment still processes the end."""
     if len(turns) == 1 and turns[0].tokens <= tokens:
         return turns
     kept: list[ScriptedTurn] = []
@@ -109,7 +110,7 @@ def at_most(turns: Turns, tokens: int) -> Turns:
 
 @dataclass(slots=True, eq=False)
 class TurnScript:
-    """How far an attempt has come, on whatever engine.
+    """The progress of an attempt, on any engine.
 
     Args:
         turns: all of them, at least one that generates.
@@ -120,13 +121,13 @@ class TurnScript:
     prompt_tokens: int
     turns: Turns
     tokens: int = field(init=False)
-    """Generated in all turns, in the end."""
+    """Total of all turns."""
     before: int = 0
-    """Generated in turns that are over."""
+    """Generated in finished turns."""
     added: int = 0
-    """Put in by tools so far."""
+    """Added by tools so far."""
     generated: int = 0
-    """Of this turn, when it comes to an engine."""
+    """Tokens of this turn when an engine gets it."""
     _place: int = 0
 
     def __post_init__(self) -> None:
@@ -135,26 +136,26 @@ class TurnScript:
 
     @property
     def so_far(self) -> int:
-        """Generated in turns that are over, and in this one when it last left an engine."""
+        """Tokens of finished turns, and of this one when it last left an engine."""
         return self.before + self.generated
 
     def go_on(self, attempt: AttemptId) -> TurnScript:
-        """The same response as another attempt."""
+        """Return the same response as another attempt."""
         return replace(self, attempt=attempt)
 
     @property
     def tool_s(self) -> float:
-        """Seconds that it waits for tools, in the end."""
+        """Seconds that it waits for tools in total."""
         return sum(turn.tool_s for turn in self.turns)
 
     @property
     def context_tokens(self) -> int:
-        """Generated and put in by tools so far, without the prompt."""
+        """Generated and added tokens so far, without the prompt."""
         return self.tokens + self.added
 
     @property
     def opens(self) -> bool:
-        """Whether its environment has to begin before it can."""
+        """Whether its environment must begin first."""
         return not self._place and not self.turns[0].tokens
 
     @property
@@ -163,7 +164,7 @@ class TurnScript:
 
     @property
     def number(self) -> int:
-        """Of this turn, from 0; -1 while its environment begins."""
+        """Number of this turn, from 0. -1 while its environment begins."""
         return self._place if self.turns[0].tokens else self._place - 1
 
     @property
@@ -171,7 +172,7 @@ class TurnScript:
         return self._place + 1 == len(self.turns)
 
     def request(self) -> SimulatedRequest:
-        """What is left of this turn."""
+        """Return the rest of this turn."""
         return SimulatedRequest(
             self.attempt,
             self.group,
@@ -183,14 +184,14 @@ class TurnScript:
         )
 
     def end_turn(self) -> bool:
-        """This turn has been generated; whether tools are next."""
+        """End this turn, and return whether tools are next."""
         turn = self.turns[self._place]
         self.before += turn.tokens
         self.generated = 0
         return not self._last or turn.tool_s > 0.0
 
     def answer(self) -> bool:
-        """The tools of this turn have answered; whether another turn follows."""
+        """Add the tools' answer, and return whether another turn follows."""
         if self._last:
             return False
         self.added += self.turns[self._place].added
@@ -205,18 +206,18 @@ _ENDLESS = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A prompt of a trace: what it shares with further responses, and those that are known."""
+    """A prompt of a trace: its shared traits and its known responses."""
 
     traits: Floats
     lengths: NDArray[np.int32]
     rewards: tuple[float, ...] | None = None
     turns: tuple[Turns, ...] = ()
-    """Of the responses; empty where each is one turn."""
+    """Turns of the responses. Empty if each is one turn."""
 
 
 @dataclass(slots=True)
 class _Visit:
-    """A prompt that is out: its lengths in the step that samples it."""
+    """A drawn prompt: its lengths in the step that samples it."""
 
     number: int
     domain: str
@@ -229,7 +230,7 @@ class _Visit:
 
 
 class Workload(Protocol):
-    """What a simulated job samples."""
+    """Samples of a simulated job."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -237,7 +238,7 @@ class Workload(Protocol):
         ...
 
     def remaining(self) -> dict[str, int]:
-        """Fresh prompts that are left of each domain."""
+        """Return the number of fresh prompts that are left in each domain."""
         ...
 
     def draw(self, counts: Mapping[str, int]) -> tuple[Prompt, ...]:
@@ -249,15 +250,15 @@ class Workload(Protocol):
     def reward(self, step: int, prompt: PromptId, index: int) -> float: ...
 
     def domain(self, prompt: PromptId) -> str:
-        """Of a prompt that is out."""
+        """Return the domain of a drawn prompt."""
         ...
 
     def run_s(self, step: int, prompt: PromptId, index: int) -> float:
-        """Seconds that the response's program would run, in a domain of code."""
+        """Return the seconds that the response's program would run, in a domain of code."""
         ...
 
     def forget(self, prompt: PromptId) -> None:
-        """The prompt is done; it never comes again."""
+        """Forget a prompt, which never comes again."""
         ...
 
 
@@ -265,10 +266,10 @@ class DrawnWorkload:
     """An endless stream of prompts.
 
     Args:
-        domains: share of each domain; any positive numbers.
+        domains: share of each domain, any positive numbers.
         prompt_tokens: length of every prompt.
         recorded: prompts that come first, in this order, with these lengths on their first visit.
-        turns: how drawn lengths are split into turns; None where each is one.
+        turns: model that splits drawn lengths into turns. None if each is one turn.
     """
 
     def __init__(
@@ -296,11 +297,10 @@ class DrawnWorkload:
         return dict(self._shares)
 
     def remaining(self) -> dict[str, int]:
-        """Fresh prompts that are left: always enough."""
         return dict.fromkeys(self._shares, _ENDLESS)
 
     def draw(self, counts: Mapping[str, int]) -> tuple[Prompt, ...]:
-        """Take fresh prompts of each domain; domains take turns, as in shuffled data."""
+        """Take fresh prompts of each domain. Domains take turns, as in shuffled data."""
         drawn: list[Prompt] = []
         for domain in interleaved(counts):
             id_ = PromptId(f"p{self._drawn}")
@@ -310,8 +310,7 @@ class DrawnWorkload:
         return tuple(drawn)
 
     def place(self, prompt: PromptId, domain: str, *, number: int, visits: int = 0) -> None:
-        """A prompt is out that was drawn as the ``number``-th, and has been sampled in so many
-        steps."""
+        """Restore a prompt that was the ``number``-th drawn and was sampled in ``visits`` steps."""
         known = self._recorded[number] if number < len(self._recorded) else None
         self._out[prompt] = _Visit(
             number=number,
@@ -322,11 +321,11 @@ class DrawnWorkload:
         )
 
     def _traits(self, number: int) -> Floats:
-        """Of the prompt of this number, whichever draw it comes with."""
+        """Traits of the prompt of this number, independent of the draw."""
         return self._lengths.traits(np.random.default_rng([self._seed, 0, number]), 1)
 
     def length(self, step: int, prompt: PromptId, index: int) -> int:
-        """Tokens of one response."""
+        """Return the tokens of one response."""
         visit = self._visit(step, prompt)
         lengths = visit.lengths
         while index >= len(lengths):
@@ -336,7 +335,7 @@ class DrawnWorkload:
         return lengths[index]
 
     def _visit(self, step: int, prompt: PromptId) -> _Visit:
-        """A prompt in the step that samples it: what was recorded of it, then draws."""
+        """A prompt in the step that samples it: recorded responses first, then draws."""
         visit = self._out[prompt]
         if visit.step != step:
             visit.step = step
@@ -356,7 +355,6 @@ class DrawnWorkload:
         return visit.turns[index]
 
     def _more_turns(self, visit: _Visit) -> list[Turns]:
-        """Of the next responses whose lengths are drawn."""
         have = len(visit.turns)
         tokens = visit.lengths[have : have + _BLOCK]
         if self._turns is None:
@@ -367,32 +365,30 @@ class DrawnWorkload:
         return [recorded_turns(response) for response in drawn]
 
     def reward(self, step: int, prompt: PromptId, index: int) -> float:  # noqa: ARG002
-        """Of a response: as recorded, else 0 and 1 in turn, so that groups have gradients."""
+        """Return the recorded reward, else 0 and 1 in turn, so that groups have gradients."""
         known = self._out[prompt].recorded
         rewards = None if known is None else known.rewards
         return float(index % 2) if rewards is None else rewards[index % len(rewards)]
 
     def domain(self, prompt: PromptId) -> str:
-        """Of a prompt that is out."""
         return self._out[prompt].domain
 
     def forget(self, prompt: PromptId) -> None:
-        """The prompt is done; it never comes again."""
         self._out.pop(prompt)
 
     def run_s(self, step: int, prompt: PromptId, index: int) -> float:
-        """Seconds that the response's program would run: log-normal, some hang for ever."""
+        """Return the seconds that the program would run: log-normal, and some never end."""
         visit = self._out[prompt]
         rng = np.random.default_rng([self._seed, 2, visit.number, step, index])
         return float("inf") if rng.random() < _HANGING else float(rng.lognormal(-0.7, 0.8))
 
 
 _HANGING = 0.1
-"""Share of generated programs that run into their timeout; assumed."""
+"""Share of generated programs that run into their timeout. Assumed."""
 
 
 def interleaved(counts: Mapping[str, int]) -> list[str]:
-    """Every domain as often as it counts, spread evenly."""
+    """Return every domain as often as it counts, spread evenly."""
     order: list[str] = []
     given = dict.fromkeys(counts, 0)
     for place in range(1, sum(counts.values()) + 1):

@@ -1,4 +1,1 @@
-"""The policies' decisions in simulated time.
-
-Nothing here decides, as in the runtime.
-"""
+"""Perform the policies' decisions in simulated time."""

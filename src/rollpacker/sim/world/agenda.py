@@ -9,7 +9,7 @@ Action = Callable[[], None]
 
 
 class Agenda:
-    """Runs actions in order of time; those of one time run first in, first out."""
+    """Runs actions in order of time. Actions of one time run first in, first out."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -18,21 +18,20 @@ class Agenda:
         self._count = 0
 
     def at(self, time: float, action: Action) -> None:
-        """Run ``action`` at ``time``; a time that has passed is now."""
+        """Run ``action`` at ``time``, or now if that time has passed."""
         self._count += 1
         heappush(self._heap, (time if time > self.now else self.now, self._count, action))
 
     def after(self, seconds: float, action: Action) -> None:
-        """Run ``action`` in so many seconds."""
         self.at(self.now + seconds, action)
 
     @property
     def next_at(self) -> float | None:
-        """When the next action is due; None when there is none."""
+        """Time of the next action, or None."""
         return self._heap[0][0] if self._heap else None
 
     def run_next(self) -> bool:
-        """Run the next action; false when there is none."""
+        """Run the next action. False if there is none."""
         if not self._heap:
             return False
         self.now, _, action = heappop(self._heap)

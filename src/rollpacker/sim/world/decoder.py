@@ -1,18 +1,18 @@
 """One engine replica with continuous batching, exact in few events.
 
-All running sequences gain one token a step, and a step's time is affine in their context, so
-``n`` steps cost ``n * step_s(B, K + B * n / 2)`` and something happens only when a sequence is
-admitted, finishes, is preempted or aborted. Each such event costs O(log n).
+All running sequences gain one token per step, and a step's time is affine in their context. So
+``n`` steps cost ``n * step_s(B, K + B * n / 2)``, and events are only admissions, finishes,
+preemptions and aborts. Each event costs O(log n).
 
-Rules, as in vLLM: first-come admission while ``K + 8 B + need <= 0.99 capacity`` (or nothing
-runs) and ``B < max_running``; when the next tokens no longer fit, the latest admitted sequence
-goes back to the head of the queue and is recomputed, and nothing is admitted in that step.
+Rules, as in vLLM: first-come admission while ``K + 8 B + need <= 0.99 capacity`` (or nothing runs)
+and ``B < max_running``. If the next tokens do not fit, the latest admitted sequence returns to the
+head of the queue and is recomputed. Nothing is admitted in that step.
 
-A turn that another one follows may leave its KV behind (``ToolKv``): its next turn then prefills
-only what is not found.
+A turn with a successor may leave its KV behind (``ToolKv``). The next turn then prefills only the
+missing part.
 
-What happens between step boundaries: the step in flight ends as it began, and the change takes
-effect at its end. An attempt aborted in flight keeps the tokens of whole steps only.
+A change between step boundaries takes effect at the end of the step in flight. An attempt aborted
+in flight keeps the tokens of whole steps only.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from rollpacker.sim.workload.workload import Live, SimulatedRequest, ToolKv
 
 
 class Decoder:
-    """State of one replica; it has no clock of its own.
+    """State of one replica. It has no clock of its own.
 
     After every call, ask ``next_event`` and call ``advance`` at that time. Times never decrease.
 
     Counters, up to the last step boundary (a step in flight at a change is counted at once):
         preemptions: sequences thrown out and recomputed.
-        generated_tokens: tokens decoded, those of aborted attempts included.
-        decode_steps: steps, or tokens of each sequence where it decodes ahead (``steps``).
+        generated_tokens: tokens decoded, including those of aborted attempts.
+        decode_steps: steps, or with speculative decoding the tokens of each sequence (``steps``).
         peak_kv: most context tokens held.
         busy_s: seconds of decoding and prefill.
-        verifications, drafted, accepted: of sequences that decode ahead, on average.
+        verifications, drafted, accepted: of speculative decoding, on average.
     """
 
     def __init__(self, costs: EngineCosts, *, max_running: int, tool_kv: ToolKv = "cached") -> None:
@@ -76,10 +76,10 @@ class Decoder:
         self._saved = 0.0
 
     def speculate(self, now: float, rule: Rule) -> None:
-        """Decode ahead from the end of the step in flight on.
+        """Decode speculatively, from the end of the step in flight on.
 
-        A sequence then gains several tokens a step, as many for each: what is counted in steps
-        here is tokens, each a part of a step.
+        Each sequence then gains several tokens per step. Counts of steps here are then tokens, each
+        a part of a step.
         """
         self._run_to(now)
         self._stop_at(now)
@@ -88,7 +88,6 @@ class Decoder:
 
     @property
     def steps(self) -> int:
-        """Decode steps."""
         return round(self.decode_steps - self._saved)
 
     def _pace(self, batch: int) -> Pace:
@@ -96,7 +95,7 @@ class Decoder:
 
     @property
     def waiting(self) -> int:
-        """Sequences not admitted, preempted ones included."""
+        """Sequences not admitted, including preempted ones."""
         return len(self._held) - len(self._running)
 
     def submit(self, now: float, request: SimulatedRequest) -> None:
@@ -136,13 +135,14 @@ class Decoder:
             )
 
     def pause(self, now: float) -> float:
-        """End of the step in flight, where what is decided now takes effect; ``now`` if none is."""
+        """Return the time at which a present change takes effect: the end of the step in flight,
+        or now."""
         self._run_to(now)
         self._stop_at(now)
         return max(now, self._boundary)
 
     def put_off(self, now: float, seconds: float) -> None:
-        """All that is still to be decoded comes later: others have the cores for ``seconds``."""
+        """Delay all decoding by ``seconds``, in which others have the cores."""
         self._run_to(now)
         if self._running:
             self._boundary += seconds
@@ -151,7 +151,10 @@ class Decoder:
                 self._end += seconds
 
     def abort(self, now: float, attempts: Collection[int]) -> dict[int, int]:
-        """Drop attempts; their generated tokens by id. Unknown and delivered ids are left out."""
+        """Drop attempts, and return their generated tokens by id.
+
+        Unknown and delivered ids are left out.
+        """
         self._run_to(now)
         tokens = {attempt: count for attempt, count in self._done if attempt in attempts}
         if tokens:
@@ -198,9 +201,11 @@ class Decoder:
                 self._waiting.clear()
 
     def next_event(self, now: float) -> float | None:
-        """When to call ``advance`` next if nothing else happens; None when nothing is held.
+        """Return the next time to call ``advance`` if nothing else happens. None if nothing is
+        held.
 
-        A completion, a preemption, or a step boundary at which waiting sequences may enter.
+        The event is a completion, a preemption, or a step boundary at which waiting sequences may
+        enter.
         """
         self._run_to(now)
         if self._done:
@@ -212,19 +217,19 @@ class Decoder:
         return self._end if self._end is not None else self._plan()
 
     def _must_wait(self) -> bool:
-        """Whether something is to be decided at the coming boundary."""
+        """Whether the coming boundary needs a decision."""
         if self._changed and self.waiting:
             return True
         return self._overfull() or bool(self._running and self._first_finish() <= self.decode_steps)
 
     def advance(self, now: float) -> list[tuple[int, int]]:
-        """Finish what is due: (attempt, tokens), in order of time, then of admission."""
+        """Finish attempts that are due: (attempt, tokens), in order of time, then of admission."""
         self._run_to(now)
         done, self._done = self._done, []
         return done
 
     def _run_to(self, now: float) -> None:
-        """Pass all events up to ``now``; changes at ``now`` still join its boundary."""
+        """Pass all events up to ``now``. Changes at ``now`` still join its boundary."""
         if self._boundary <= now:
             self._finish()
         while self._boundary < now and self._held:
@@ -312,7 +317,7 @@ class Decoder:
             self._end = None
 
     def _plan(self) -> float:
-        """Start the next steps at the present boundary; the time of the next event."""
+        """Start the next steps at the present boundary, and return the time of the next event."""
         preempted = self._overfull()
         while self._overfull():
             self._preempt()
@@ -361,7 +366,7 @@ class Decoder:
             self._boundary += seconds
 
     def _enter(self, live: Live, need: int) -> int:
-        """Put a sequence into the batch; the tokens to prefill for it."""
+        """Put a sequence into the batch, and return the tokens to prefill for it."""
         self._tickets += 1
         live.ticket = self._tickets
         live.start = self.decode_steps - live.generated
@@ -378,9 +383,9 @@ class Decoder:
         return need if live.generated else need - found
 
     def _evict(self) -> None:
-        """Give up what is cached where running sequences need the room, oldest first.
+        """Evict cached KV if running sequences need the room, oldest first.
 
-        Blocks of a sequence go from its end, so that what is left of it can still be found.
+        A sequence loses blocks from its end, so that its remaining blocks can still be found.
         """
         lacking = self._context + self._slack * len(self._running) + self._cached - self._capacity
         while lacking > 0 and self._cache:

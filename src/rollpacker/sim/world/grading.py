@@ -1,4 +1,4 @@
-"""When rewards come back in a simulation, those of a judge that shares its devices among them."""
+"""Simulate rewards and their delays, including a judge that shares its devices among them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from rollpacker.sim.costs.costs import RewardCosts
 from rollpacker.sim.world.agenda import Agenda
 
 _CLOSE = 1e-9
-"""Share of a judgement that rounding may lack at its end."""
+"""Share of a judgement that may be missing at its end by rounding."""
 
 
 class SimulatedJudge:
-    """Judges up to ``judge_slots`` responses at once, all at the speed that the load allows now.
+    """Judges up to ``judge_slots`` responses at once, all at the speed that the present load
+    allows.
 
     Args:
         load: share of the devices that decode or train now, 0 to 1.
-        wanted: whether a response's judgement is still wanted when a slot is free.
+        wanted: whether a response still needs its judgement when a slot is free.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class SimulatedJudge:
         self._judging: list[tuple[float, int, AttemptId]] = []
         self._count = 0
         self._done = 0.0
-        """Judgements' worth of work that a slot which was always busy would have done."""
+        """Judgements that a permanently busy slot would have finished."""
         self._rate = 1.0 / costs.judged_s(0.0)
         self._since = 0.0
         self._planned = 0
@@ -54,7 +55,7 @@ class SimulatedJudge:
         self._plan()
 
     def reload(self) -> None:
-        """The load may have changed."""
+        """Change the speed if the load has changed."""
         if not self._judging:
             return
         rate = 1.0 / self._costs.judged_s(self._load())
@@ -104,7 +105,7 @@ RewardKind = Literal["none", "math", "code", "judge"]
 class SimulatedGrading:
     """Reward services that run beside the rollout.
 
-    Math and code have as many processes as they need; the judge has ``judge_slots`` and is slow
+    Math and code have as many processes as they need. The judge has ``judge_slots``, and is slow
     while its devices work.
 
     Args:
@@ -136,7 +137,7 @@ class SimulatedGrading:
         )
 
     def submit(self, attempt: AttemptId, domain: str, case: str, run_s: float) -> None:
-        """Grade a response; its program (code only) would take ``run_s`` on the test ``case``."""
+        """Grade a response. Its program (code only) would take ``run_s`` on the test ``case``."""
         self._wanted.add(attempt)
         match self._kinds.get(domain, "none"):
             case "none":
@@ -150,7 +151,7 @@ class SimulatedGrading:
                 self._judge.submit(attempt)
 
     def reload(self) -> None:
-        """More or fewer devices are busy than before."""
+        """Adapt to the number of busy devices."""
         self._judge.reload()
 
     def _ran(self, attempt: AttemptId, case: str, run_s: float) -> None:
@@ -165,5 +166,5 @@ class SimulatedGrading:
             self._on_graded(attempt)
 
     def cancel(self, attempt: AttemptId) -> None:
-        """Forget an attempt; unknown ones are ignored."""
+        """Forget an attempt. Unknown ones are ignored."""
         self._wanted.discard(attempt)

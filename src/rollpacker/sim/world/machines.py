@@ -1,4 +1,4 @@
-"""What ``rollpacker simulate`` takes, and the simulated machines that a calibration makes of it."""
+"""The configuration of ``rollpacker simulate``, and a calibration's simulated machines."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class SimulationConfig(Config):
     device: str | None = None
     """Other GPUs than the calibration's, by name."""
     workload: str
-    """Lengths: a shipped or fitted workload model, or a trace (its prompts come first)."""
+    """Lengths: a shipped or fitted workload model, or a trace, whose prompts come first."""
     task: str | None = None
     """Task of a trace that holds several."""
     steps: int = Field(default=40, ge=1)
@@ -47,32 +47,32 @@ class SimulationConfig(Config):
     rollout: RolloutConfig = RolloutConfig(prompts_per_step=128)
     """As in a run's configuration."""
     asynchronous_grading: bool | None = None
-    """Grade responses as they finish; default: in every mode but ``off``."""
+    """Grade responses as they finish. Default: in every mode except ``off``."""
     reward_phase: bool = False
     """Rewards follow the rollout and take ``synchronous_reward_s``."""
     balanced_training: bool = True
-    """Free replicas take gradient work; false: in turn."""
+    """Free replicas take gradient work. False: replicas take turns."""
     adaptive_timeout: bool = True
-    """Adaptive timeouts of code rewards; false: always the longest."""
+    """Adaptive timeouts of code rewards. False: always the longest."""
     domains: dict[str, DomainConfig] = Field(
         default={"default": DomainConfig(reward="none")}, min_length=1
     )
-    """Task domains; prompts of a step are split by their shares."""
+    """Task domains. The prompts of a step are split by their shares."""
     gpus: int | None = Field(default=None, ge=1)
-    """GPUs, when not the calibration's."""
+    """GPUs, if not the calibration's."""
     layout: Layout = "colocated"
-    """``colocated``: all GPUs roll out and train in turn; ``separate``: ``training_gpus`` of them
-    train, the others roll out."""
+    """``colocated``: all GPUs roll out and train in turn. ``separate``: ``training_gpus`` of
+    them train, the others roll out."""
     training_gpus: int | None = Field(default=None, ge=1)
     """GPUs that train, if ``separate``."""
     rollout_tp: int | None = Field(default=None, ge=1)
-    """Tensor-parallel size of engines, when not the calibration's."""
+    """Tensor-parallel size of engines, if not the calibration's."""
     tool_kv: ToolKv = "cached"
-    """KV of a response that waits for tools: ``cached`` (as vLLM), ``kept`` or ``dropped``."""
+    """KV of a response that waits for tools: ``cached`` (as in vLLM), ``kept`` or ``dropped``."""
     ahead: Ahead | None = None
-    """Decoding ahead, when not the calibration's."""
+    """Speculative decoding, if not the calibration's."""
     max_running: int | None = Field(default=None, ge=1)
-    """Most sequences of an engine; default: the calibration's, or 1,024."""
+    """Most sequences of an engine. Default: the calibration's, or 1,024."""
 
     @field_validator("domains")
     @classmethod
@@ -86,30 +86,30 @@ class SimulationConfig(Config):
         if self.layout == "separate" and self.training_gpus is None:
             raise ValueError("layout: separate needs training_gpus, how many of the gpus train")
         if self.layout == "colocated" and self.training_gpus is not None:
-            raise ValueError("training_gpus: with layout: colocated all gpus train; set separate")
+            raise ValueError("training_gpus: with layout: colocated all gpus train: set separate")
         return self
 
 
 _CURVE = tuple(2**power for power in range(11))
-"""Batch sizes at which the policy is told a decode step's latency."""
+"""Batch sizes of the policy's latency curve."""
 SLEEP_S = 0.5
-"""In which an engine gives its memory back, or takes it: assumed, until a GPU has told."""
+"""Seconds in which an engine frees or takes its memory. Assumed, not yet measured on a GPU."""
 CONTEXT = 1024
-"""Context of each sequence at which that latency is taken, tokens."""
+"""Context of each sequence in the policy's latency curve, tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldCosts:
-    """What everything costs on the simulated machines. Times in seconds.
+    """Costs on the simulated machines. Times in seconds.
 
     Args:
         fleet: engines of the smallest size, and training replicas of one size.
         start_s: once per rollout.
         sync_s: new weights to the engines.
         apply_s: reduce and update.
-        reward_phase_s: when set, rewards are no service beside the rollout but a phase of this
-            length after it.
-        driver: work of the driver on the workers' cores; None where it has its own.
+        reward_phase_s: length of a reward phase after the rollout. None: rewards are a service
+            beside the rollout.
+        driver: work of the driver on the workers' cores. None if it has its own.
     """
 
     fleet: Fleet
@@ -136,7 +136,7 @@ class WorldCosts:
         kinds: dict[str, RewardKind],
         reward_phase: bool,
     ) -> WorldCosts:
-        """A calibration's costs on a fleet."""
+        """Return a calibration's costs on a fleet."""
         return cls(
             fleet=fleet,
             engine=calibration.engine,
@@ -154,9 +154,9 @@ class WorldCosts:
 
 
 def fleet_of(config: SimulationConfig, calibration: Calibration) -> Fleet:
-    """Engines and replicas of a job, training devices after those of rollout.
+    """Return engines and replicas of a job, with training devices after those of rollout.
 
-    Raises ``ValueError`` when its devices do not divide into them.
+    Raises ``ValueError`` if its devices do not divide into them.
     """
     gpus, training = config.gpus or calibration.gpus, config.training_gpus
     engine, replica = engine_devices(config, calibration), replica_devices(config, calibration)
@@ -187,7 +187,7 @@ def fleet_of(config: SimulationConfig, calibration: Calibration) -> Fleet:
 
 
 def rollout_gpus(config: SimulationConfig, calibration: Calibration) -> int:
-    """Devices that decode. Raises ``ValueError`` when ``training_gpus`` leaves none."""
+    """Return the number of devices that decode. Raises ``ValueError`` if none is left."""
     gpus, training = config.gpus or calibration.gpus, config.training_gpus or 0
     if training >= gpus:
         raise ValueError(
@@ -197,14 +197,14 @@ def rollout_gpus(config: SimulationConfig, calibration: Calibration) -> int:
 
 
 def engine_devices(config: SimulationConfig, calibration: Calibration) -> int:
-    """Devices of the smallest engine: a planner may use any size, else the configured one."""
+    """Return the devices of the smallest engine: of any size with a planner, else as configured."""
     if config.rollout.planner != "off":
         return calibration.engine_sizes(rollout_gpus(config, calibration))[0]
     return config.rollout_tp or calibration.rollout_tp
 
 
 def replica_devices(config: SimulationConfig, calibration: Calibration) -> int:
-    """Devices of a training replica: a colocated one holds at least one engine."""
+    """Return the devices of a training replica. A colocated one holds at least one engine."""
     if config.layout == "separate":
         return calibration.train_gpus
     return max(calibration.train_gpus, engine_devices(config, calibration))
@@ -213,8 +213,10 @@ def replica_devices(config: SimulationConfig, calibration: Calibration) -> int:
 def machine_of(
     config: SimulationConfig, calibration: Calibration, *, grows: bool = True
 ) -> Hardware | None:
-    """What the policy may know of the machines; None where it does not ask, as in runs. ``grows``:
-    engines of the tail may be put together into larger ones."""
+    """Return the hardware that the policy may know. None if it does not use it, as in runs.
+
+    ``grows``: engines of the tail may be joined into larger ones.
+    """
     rules = config.rollout
     ordered = calibration.measured is not None and not config.balanced_training
     if rules.planner == "off" and (ordered or rules.streaming.scaling == "off"):
@@ -248,10 +250,10 @@ def _profile(engine: EngineCosts) -> EngineProfile:
 
 
 def bare_curve(costs: EngineCosts) -> dict[int, float]:
-    """Seconds of a decode step by batch, without what contexts add to it."""
+    """Return seconds of a decode step by batch, without the cost of contexts."""
     return {batch: costs.step_s(batch, 0.0) for batch in _CURVE}
 
 
 def latency_curve(costs: EngineCosts) -> dict[int, float]:
-    """Seconds of a decode step by batch, as a policy is told."""
+    """Return seconds of a decode step by batch, at the policy's context."""
     return {batch: costs.step_s(batch, float(batch * CONTEXT)) for batch in _CURVE}

@@ -41,9 +41,9 @@ class Simulation:
 
     Args:
         record: takes every event with its decisions.
-        grows: a tail may be put onto larger engines, which runs do only with a planner.
+        grows: larger engines may take over a tail. Runs allow this only with a planner.
 
-    Raises ``ValueError`` when the machines cannot run it.
+    Raises ``ValueError`` if the machines cannot run it.
     """
 
     def __init__(
@@ -57,8 +57,8 @@ class Simulation:
     ) -> None:
         if config.rollout.tail_batching.carries and source.turns is not None:
             raise ValueError(
-                "rollout.tail_batching.mode=partial: responses that talk to tools are not carried "
-                "over to the next step, in runs neither; take another mode"
+                "rollout.tail_batching.mode=partial cannot carry responses with tools over to the "
+                "next step, neither here nor in runs: take another mode"
             )
         self._config = config
         self._source = source
@@ -108,7 +108,7 @@ class Simulation:
         )
 
     def _rows(self, engine: EngineCosts) -> RowCosts | None:
-        """Of drafted tokens; None where engines do not decode ahead."""
+        """Costs of drafted tokens, or None if the engines do not draft."""
         ahead = self.costs.ahead
         if not ahead.possible:
             return None
@@ -118,7 +118,6 @@ class Simulation:
         return RowCosts(free=0, each=max(row_s / engine.step_s(1, float(CONTEXT)), 1e-4))
 
     def steps(self) -> Iterator[StepResult]:
-        """Run the job, one step at a time."""
         for number in range(self._config.steps):
             yield self._world.run_step(number)
 
@@ -149,7 +148,7 @@ class Simulation:
 
 
 def world_costs(config: SimulationConfig, calibration: Calibration) -> WorldCosts:
-    """The machines of a job. Raises ``ValueError`` when they do not divide into its parts."""
+    """Return the machines of a job. Raises ``ValueError`` if they do not divide into its parts."""
     timeouts = CodeTimeoutConfig(adaptive=config.adaptive_timeout)
     asynchronous = asynchronous_grading(config.rollout, config.asynchronous_grading)
     costs = WorldCosts.of(

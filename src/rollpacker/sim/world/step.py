@@ -1,4 +1,4 @@
-"""What a simulated step and job did, and the record of the step in progress."""
+"""Results of simulated steps and jobs, and the record of the step in progress."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ class StepResult:
     """One step. Times in seconds.
 
     Args:
-        step_s: the whole step, weight sync included.
+        step_s: the whole step, including weight sync.
         rollout_s: from the first request to the last decision of the rollout.
         grade_wait_s: part of it after the last response had ended.
         train_s: from the end of the rollout to the end of the step.
         decode_steps: of the engine with the most.
         peak_kv: largest share of an engine's KV cache in use.
-        bubble: share of device time, sync included, without decoding or gradients, other than
+        bubble: share of device time, including sync, without decoding or gradients, and not in
             ``tool_wait_s``.
-        tool_wait_s: in which all that an engine holds waits for tools; mean over engines.
-        longest_tool_s: that one response waits for its tools; at most, over responses.
+        tool_wait_s: while all responses of an engine wait for tools, mean over engines.
+        longest_tool_s: longest time that one response waits for its tools.
         stale_tokens: kept tokens that were decoded in earlier steps.
-        oldest: steps since the first token of a kept response; at most.
+        oldest: most steps since the first token of a kept response.
     """
 
     step: int
@@ -52,7 +52,7 @@ class StepResult:
 
 
 def mean(values: Iterable[float]) -> float:
-    """Mean; 0 of nothing."""
+    """Return the mean, or 0 without values."""
     all_ = list(values)
     return sum(all_) / len(all_) if all_ else 0.0
 
@@ -62,13 +62,12 @@ class JobResult:
     """A simulated job.
 
     Args:
-        kept_vs_true_len: mean length of kept responses over that of all responses sampled
-            without a race.
-        packing_s: mean seconds of a step's rollout if every engine were always full.
-        cap: tokens of the longest response that there can be.
-        single_sequence_s: seconds of such a response, decoded alone.
-            Neither bound has tools in it: ``tool_bound_s``.
-        sim_wall_s: None, or what the simulation took; set by who has a clock.
+        kept_vs_true_len: mean length of kept responses over that of all responses sampled without a
+            race.
+        packing_s: mean seconds of a step's rollout if every engine were always full, without tools.
+        cap: tokens of the longest possible response.
+        single_sequence_s: seconds of such a response, decoded alone, without tools.
+        sim_wall_s: seconds that the simulation took, if its caller measured them.
     """
 
     steps: Sequence[StepResult]
@@ -80,18 +79,17 @@ class JobResult:
 
     @property
     def mean_step_s(self) -> float:
-        """Mean seconds of a step."""
         return mean(s.step_s for s in self.steps)
 
     @property
     def samples_per_s(self) -> float:
-        """Responses trained on per second."""
+        """Trained responses per second."""
         total = sum(s.step_s for s in self.steps)
         return sum(s.samples for s in self.steps) / total if total else 0.0
 
     @property
     def tool_wait_s(self) -> float:
-        """Mean seconds of a step in which an engine only waits for tools."""
+        """Mean seconds per step in which an engine only waits for tools."""
         return mean(s.tool_wait_s for s in self.steps)
 
     @property
@@ -107,12 +105,12 @@ class JobResult:
 
     @property
     def stale_share(self) -> float:
-        """Of the kept tokens, those of earlier weights."""
+        """Share of the kept tokens that earlier weights sampled."""
         kept = sum(s.kept_tokens for s in self.steps)
         return sum(s.stale_tokens for s in self.steps) / kept if kept else 0.0
 
     def of(self, kind: RoundKind) -> list[StepResult]:
-        """Steps of one kind of round."""
+        """Return the steps of one kind of round."""
         return [s for s in self.steps if s.kind == kind]
 
 
@@ -126,12 +124,12 @@ class SimulatedAttempt:
     course: TurnScript
     reward: float = 0.0
     decoding: bool = True
-    """An engine has it, or will."""
+    """An engine has it, or will have it."""
     acting: bool = False
-    """Its environment is at work."""
+    """Its environment works."""
     stopping: bool = False
     target: EngineId | None = None
-    """Where a migrating attempt goes."""
+    """The new engine of a migrating attempt."""
     born: int = 0
     """Step of its first token."""
     stale: int = 0
@@ -167,7 +165,7 @@ class SimulatedStep:
     deferred: set[PromptId] = field(default_factory=set[PromptId])
 
     def carried(self) -> dict[tuple[PromptId, int], SimulatedAttempt]:
-        """What its losers have, by prompt and sample: they go on from there (mode ``partial``)."""
+        """Return losers with tokens, by prompt and sample, which continue in mode ``partial``."""
         return {
             (attempt.prompt, attempt.index): attempt
             for attempt in self.attempts.values()
@@ -178,7 +176,7 @@ class SimulatedStep:
 def step_result(
     step: SimulatedStep, work: Sequence[StepWork], end: float, fleet: Fleet
 ) -> StepResult:
-    """A finished step.
+    """Return the result of a finished step.
 
     Args:
         fleet: engines of the smallest size, and training replicas of one size.

@@ -25,7 +25,7 @@ class GradientWork:
 
 @dataclass(slots=True)
 class StepWork:
-    """What a worker has done in a step."""
+    """A worker's work in one step."""
 
     decode_s: float = 0.0
     """Device-seconds of decoding and prefill."""
@@ -35,21 +35,20 @@ class StepWork:
     generated_tokens: int = 0
     preemptions: int = 0
     peak_kv: float = 0.0
-    """Largest share of an engine's KV cache that was in use."""
+    """Largest share of an engine's KV cache in use."""
     tool_wait_s: float = 0.0
-    """Device-seconds in which all that it held waited for tools."""
+    """Device-seconds in which all attempts of the engine waited for tools."""
 
 
 class SimWorker:
-    """Decodes while it has attempts, accumulates gradients while it has none.
+    """Decodes while it has attempts, and computes gradients while it has none.
 
-    What it is told during a decode step takes effect at that step's end, during a gradient task
-    after it, and while its engine is being formed when that is done. Of attempts that wait for
-    tools it only knows that they do.
+    A command takes effect at the end of the decode step or gradient task in flight, or when the
+    engine is formed. For attempts at their tools, the worker knows only that they wait.
 
     Args:
-        on_ended: takes attempts whose turn ended in a step, and those stopped at its end with
-            their tokens.
+        on_ended: takes attempts whose turn ended in a step, and those stopped at its end with their
+            tokens.
     """
 
     def __init__(
@@ -79,14 +78,14 @@ class SimWorker:
         self._forming = False
         self._tasks: deque[GradientWork] = deque()
         self.training = False
-        """Whether it accumulates gradients now."""
+        """Whether it computes gradients now."""
         self._trained_at = 0.0
         self._gate = 0.0
         self._due: float | None = None
         self._work = StepWork()
         self._costs = costs
         self.devices = devices
-        """Of its engine."""
+        """Devices of its engine."""
         self._decoder, self._told = self._engine(), NO_DRAFTS
 
     def _engine(self) -> Decoder:
@@ -99,25 +98,24 @@ class SimWorker:
 
     @property
     def decoding(self) -> bool:
-        """Whether its engine has something to do."""
         return bool(self._attempts)
 
     @property
     def busy(self) -> bool:
-        """Whether it has something to compute."""
+        """Whether it has work."""
         return self.decoding or self.training or bool(self._tasks)
 
     @property
     def idle(self) -> bool:
-        """Nothing is held, nor on its way into the engine."""
+        """Whether no attempt is held or on its way into the engine."""
         return not (self._attempts or self._inbox or self._forming)
 
     def form(self) -> None:
-        """Another engine is coming: hold back what is submitted until ``set_engine``."""
+        """Hold back submitted attempts until ``set_engine``."""
         self._forming = True
 
     def set_engine(self, costs: EngineCosts, devices: int) -> None:
-        """Another engine, on so many devices; nothing may be held."""
+        """Change the engine and its number of devices. The worker must hold no attempt."""
         assert not self._attempts, "attempts are moved before their engine changes"
         self._note_work()
         self._count_quiet()
@@ -133,28 +131,28 @@ class SimWorker:
             command()
 
     def begin_step(self, costs: EngineCosts, devices: int) -> None:
-        """Forget the last step's work; the engine starts afresh."""
+        """Forget the last step's work, and reset the engine."""
         assert not self._tasks
         self.set_engine(costs, devices)
         self._work = StepWork()
         self._gate = 0.0
 
     def speculate(self, rule: Rule) -> None:
-        """Decode ahead so, until it gets another engine or a step begins."""
+        """Decode speculatively until the engine changes or a step begins."""
         if self._forming:
             self._inbox.append(lambda: self.speculate(rule))
         else:
             self._decoder.speculate(self._agenda.now, rule)
 
     def drafts(self) -> Drafted:
-        """What drafts brought, in whole tokens, since it was last asked."""
+        """Return the drafts' results, in whole tokens, since the last call."""
         decoder, told = self._decoder, self._told
         now = Drafted(int(decoder.verifications), int(decoder.drafted), int(decoder.accepted))
         self._told = now
         return Drafted(*(new - old for new, old in zip(now, told, strict=True)))
 
     def submit(self, course: TurnScript) -> None:
-        """Decode an attempt, from where it is."""
+        """Decode an attempt, from its present token."""
         if self.training or self._forming:
             self._inbox.append(lambda: self.submit(course))
             return
@@ -163,17 +161,17 @@ class SimWorker:
         self._count_quiet()
 
     def wait(self, attempt: AttemptId) -> None:
-        """An attempt of this engine waits for its tools."""
+        """Note that an attempt of this engine waits for its tools."""
         self._at_tools.add(attempt)
         self._count_quiet()
 
     def leave(self, attempt: AttemptId) -> None:
-        """It does not any more."""
+        """Note that an attempt no longer waits here."""
         self._at_tools.remove(attempt)
         self._count_quiet()
 
     def _count_quiet(self) -> None:
-        """Keep the time in which it could decode, and all that it has waits for tools."""
+        """Add the time in which the engine was free and all its attempts waited for tools."""
         now = self._agenda.now
         if self._quiet_since is not None:
             self._work.tool_wait_s += (now - self._quiet_since) * self.devices
@@ -193,7 +191,7 @@ class SimWorker:
             self._inbox.append(lambda: self.stop(rest))
 
     def put_off(self, seconds: float) -> None:
-        """Others have its core for ``seconds``; it must settle when this instant is over."""
+        """Delay work, because others use its core. Call ``settle`` at the end of this instant."""
         if self.training:
             self._trained_at += seconds
             self._work.train_s += seconds
@@ -203,7 +201,7 @@ class SimWorker:
             self._stop_at += seconds
 
     def settle(self) -> None:
-        """All that happens at this instant has happened: plan what comes next."""
+        """Plan the next event, after all events of this instant."""
         due = self._decoder.next_event(self._agenda.now)
         if self._stopping:
             due = self._stop_at if due is None else min(due, self._stop_at)
@@ -227,7 +225,7 @@ class SimWorker:
             self.settle()
 
     def _stop_due(self) -> dict[AttemptId, int]:
-        """Stop what is to stop now; tokens by attempt."""
+        """Stop attempts that are due, and return their tokens."""
         if not self._stopping or self._stop_at > self._agenda.now:
             return {}
         ours = [attempt for attempt in self._stopping if attempt in self._attempts]
@@ -236,13 +234,14 @@ class SimWorker:
         return {attempt: self._drop(attempt, left[attempt]) for attempt in ours}
 
     def _drop(self, attempt: AttemptId, generated: int) -> int:
-        """An attempt goes, with so many tokens of its turn; its tokens of all turns."""
+        """Drop an attempt with ``generated`` tokens of its turn, and return its tokens of all
+        turns."""
         course = self._attempts.pop(attempt)
         course.generated = generated
         return course.before + generated
 
     def accumulate(self, task: GradientWork, not_before: float = 0.0) -> None:
-        """Queue gradient work, to begin at ``not_before`` at the earliest."""
+        """Queue gradient work, which begins at ``not_before`` at the earliest."""
         self._gate = max(self._gate, not_before)
         self._tasks.append(task)
 
@@ -269,7 +268,8 @@ class SimWorker:
         self._open()
 
     def pressure(self) -> tuple[int, float]:
-        """Preemptions, and the largest share of the KV cache in use, since ``begin_step``."""
+        """Return preemptions, and the largest share of the KV cache in use, since
+        ``begin_step``."""
         work, decoder = self._work, self._decoder
         peak = decoder.peak_kv / self._costs.capacity
         return work.preemptions + decoder.preemptions, max(work.peak_kv, peak)
@@ -282,7 +282,7 @@ class SimWorker:
         work.preemptions, work.peak_kv = self.pressure()
 
     def end_step(self) -> StepWork:
-        """What was done since ``begin_step``."""
+        """Return the work since ``begin_step``."""
         self.set_engine(self._costs, self.devices)
         work, self._work = self._work, StepWork()
         return work

@@ -1,4 +1,4 @@
-"""Performs a policy's decisions in simulated time, as the runtime does in real time."""
+"""Perform a policy's decisions in simulated time, as the runtime does in real time."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from rollpacker.sim.world.worker import GradientWork, SimWorker
 
 
 class SimulatedDecoding:
-    """Starts, stops and moves attempts, and turns what becomes of them into events.
+    """Starts, stops and moves attempts, and turns their results into events.
 
-    While the environment of an attempt is at work, what is decided of it takes effect at once.
+    While an attempt's environment works, decisions about the attempt take effect at once.
 
     Args:
-        touch: told of a worker that is about to change.
-        settle: told that something has happened by itself: when this instant is over, workers that
-            were touched plan anew.
+        touch: called with a worker that is about to change.
+        settle: called after an event that no decision caused. At the end of this instant, touched
+            workers plan anew.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class SimulatedDecoding:
     # What is to be done ------------------------------------------------------------------------
 
     def start(self, attempt: SimulatedAttempt) -> None:
-        """Begin a response, or go on with it."""
+        """Begin or continue a response."""
         if attempt.course.so_far == attempt.course.tokens:
             self._post(self._finished(attempt))
         elif attempt.course.opens:
@@ -76,14 +76,13 @@ class SimulatedDecoding:
         self._wait(self._now.attempts[decision.attempt])
 
     def go_on(self, decision: do.ContinueAttempt) -> None:
-        """Decode an attempt's next turn."""
         known = self._now.attempts[decision.attempt]
         self._leave(known)
         known.engine, known.decoding = decision.engine, True
         self._touch(self._engines[known.engine]).submit(known.course)
 
     def abort(self, attempt: SimulatedAttempt) -> None:
-        """Stop one whose response is not there."""
+        """Stop an attempt whose response is unfinished."""
         if attempt.acting:
             self._leave(attempt)
             self._post(self._aborted(attempt, attempt.course.before))
@@ -93,7 +92,7 @@ class SimulatedDecoding:
         attempt.stopping, attempt.target = True, None
 
     def migrate(self, decision: do.MigrateAttempts) -> None:
-        """Stop these; when they have, they go on elsewhere."""
+        """Stop attempts. Once stopped, they continue on the target engine."""
         for attempt in decision.attempts:
             known = self._now.attempts[attempt]
             if known.acting:
@@ -104,13 +103,13 @@ class SimulatedDecoding:
                 known.target = decision.target
 
     def send(self) -> None:
-        """Tell the workers what is to stop, each of them once."""
+        """Send each worker its stops, once."""
         stopping, self._stopping = self._stopping, defaultdict(list)
         for engine, attempts in stopping.items():
             self._touch(self._engines[engine]).stop(attempts)
 
     def form(self, decision: do.FormEngine) -> None:
-        """The engine is there when all that its members decode has stopped."""
+        """Form the engine once all its members have stopped decoding."""
         self._forming[decision.engine] = decision.members
         self.form_idle()
         if decision.engine in self._forming:
@@ -130,17 +129,14 @@ class SimulatedDecoding:
     # Environments ------------------------------------------------------------------------------
 
     def _act(self, attempt: SimulatedAttempt) -> None:
-        """Its environment has the word."""
         attempt.decoding, attempt.acting = False, True
         self._engines[attempt.engine].wait(attempt.course.attempt)
 
     def _leave(self, attempt: SimulatedAttempt) -> None:
-        """Its environment is not waited for any more."""
         attempt.acting = False
         self._engines[attempt.engine].leave(attempt.course.attempt)
 
     def _wait(self, attempt: SimulatedAttempt) -> None:
-        """For its environment, as long as this turn takes."""
         self._agenda.after(attempt.course.turn.tool_s, lambda: self._answered(attempt))
 
     def _answered(self, attempt: SimulatedAttempt) -> None:
@@ -164,13 +160,13 @@ class SimulatedDecoding:
     # What happened -----------------------------------------------------------------------------
 
     def ended(self, done: Sequence[AttemptId], stopped: Mapping[AttemptId, int]) -> None:
-        """A decode step has ended, with it turns of these attempts, and these have stopped."""
+        """Report turns that ended with a decode step, and attempts that stopped."""
         self._post(*map(self._end, done))
         if stopped:
             self._post(*(self._stop(attempt, tokens) for attempt, tokens in stopped.items()))
 
     def _end(self, id_: AttemptId) -> ev.Event:
-        """What an attempt had to decode is there."""
+        """An attempt has all tokens of its turn."""
         attempt = self._now.attempts[id_]
         tools = attempt.course.end_turn()
         if not tools:
@@ -191,7 +187,7 @@ class SimulatedDecoding:
         )
 
     def _moved(self, attempt: SimulatedAttempt, target: EngineId) -> ev.AttemptMigrated:
-        """One that waits for its environment goes on elsewhere."""
+        """Move an attempt that waits for its environment."""
         id_ = attempt.course.attempt
         self._engines[attempt.engine].leave(id_)
         attempt.engine, attempt.target = target, None
@@ -221,7 +217,7 @@ class SimulatedDecoding:
         return "length" if tokens >= self._cap else "stop"
 
     def _stop(self, id_: AttemptId, tokens: int) -> ev.Event:
-        """An attempt has left its engine: it is over, or goes on elsewhere."""
+        """An attempt has left its engine: it is over, or continues on another one."""
         attempt = self._now.attempts[id_]
         if attempt.target is None:
             return self._aborted(attempt, tokens)
@@ -234,7 +230,7 @@ class World:
     """Simulated machines under a real policy.
 
     Args:
-        measure: tell the policy what a round's engines went through.
+        measure: report a round's preemptions to the policy.
         record: takes every event with its decisions (a journal's ``record``).
     """
 
@@ -303,14 +299,14 @@ class World:
 
     @property
     def kept_vs_true_len(self) -> float:
-        """Mean length of what was kept over that of first visits, whatever became of them."""
+        """Mean length of kept responses over that of all first visits."""
         if not self._kept["samples"] or not self._true["samples"]:
             return 1.0
         kept = self._kept["tokens"] / self._kept["samples"]
         return kept / (self._true["tokens"] / self._true["samples"])
 
     def run_step(self, number: int) -> StepResult:
-        """One synchronous step, from the weights' arrival to the next ones."""
+        """Run one synchronous step, from the weights' arrival to the next ones."""
         self._now = step = SimulatedStep(number=number, start_s=self._agenda.now)
         self._decoding.begin(step)
         for worker in self._workers:
@@ -340,7 +336,7 @@ class World:
             self._agenda.after(0.0, self._settle)
 
     def _settle(self) -> None:
-        """This instant is over: the workers that it touched go on."""
+        """Let the touched workers plan, at the end of this instant."""
         self._settling = False
         touched, self._touched = sorted(self._touched), set()
         for worker in touched:
@@ -348,7 +344,7 @@ class World:
         self._grading.reload()
 
     def _touch(self, worker: SimWorker) -> SimWorker:
-        """A worker that is about to change; it plans anew when this instant is over."""
+        """Note that a worker changes. It plans anew at the end of this instant."""
         self._touched.add(worker.id)
         return worker
 
@@ -407,7 +403,6 @@ class World:
         self._decoding.start(attempt)
 
     def _fresh(self, decision: do.StartAttempt) -> SimulatedAttempt:
-        """A response that begins now."""
         number = self._now.number
         turns = self._workload.turns(number, decision.prompt, decision.index)
         turns = at_most(turns, self._cap)
@@ -505,7 +500,7 @@ class World:
         self._agenda.after(SLEEP_S, lambda: self._post(ev.EngineSlept(engine=decision.engine)))
 
     def _apply(self, decision: do.ApplyUpdate) -> None:
-        """Nothing to do where nothing was kept."""
+        """Without gradients, the update takes no time."""
         if not self._now.summed:
             self._applied(decision)
             return
@@ -513,7 +508,7 @@ class World:
         self._agenda.after(self._costs.apply_s, lambda: self._applied(decision))
 
     def _publish(self, decision: do.PublishWeights) -> None:
-        """What it costs is part of the next step, which waits for it."""
+        """The next step waits for the weights, so their cost is part of it."""
         self._pump.post(ev.WeightsPublished(version=decision.version))
         self._now.over = True
 
@@ -522,7 +517,6 @@ class World:
     def _ended(
         self, worker: int, done: Sequence[AttemptId], stopped: Mapping[AttemptId, int]
     ) -> None:
-        """A decode step has ended, and with it turns of these attempts."""
         self._touched.add(worker)
         self._decoding.ended(done, stopped)
         if (driver := self._costs.driver) is not None:
@@ -538,7 +532,7 @@ class World:
             self._take_core(self._costs.driver.graded_s)
 
     def _take_core(self, cpu_s: float) -> None:
-        """Driver and graders compute; workers that leave them no core go on later."""
+        """Driver and graders compute. Workers without a free core are delayed."""
         assert self._costs.driver is not None
         busy = [worker for worker in self._workers if worker.busy]
         delay_s = self._costs.driver.delay_s(len(busy), cpu_s)
@@ -558,7 +552,7 @@ class World:
         self._post(ev.UpdateApplied(step=decision.step, update=decision.update))
 
     def _busy_share(self) -> float:
-        """Of the devices; the judge is as slow beside gradients as beside decoding."""
+        """Share of busy devices. Gradients slow the judge as much as decoding does."""
         fleet = self._costs.fleet
         decoding = sum(worker.devices for worker in self._workers if worker.decoding)
         training = sum(

@@ -1,9 +1,8 @@
-"""How trainers log responses: which keys of a record say what, one row a trainer.
+"""Keys of the records in which trainers log responses, one layout per trainer.
 
-A path leads through objects by keys, and through each entry of a list on its way. Ways to count
-tokens are ``count:PATH`` (a number), ``ids:PATH`` (a list with one entry a token), ``mask:PATH``
-(a list that is true at tokens which the model sampled) and ``padded:PATH`` (tokens as texts, with
-those that fill up at the end).
+A path leads through objects by keys, and through each entry of a list. There are four ways to count
+tokens: ``count:PATH`` (a number), ``ids:PATH`` (a list with one entry per token), ``mask:PATH`` (a
+list that is true at sampled tokens) and ``padded:PATH`` (tokens as texts, with padding at the end).
 """
 
 from __future__ import annotations
@@ -18,30 +17,30 @@ from rollpacker.polytrace.formats.logs.texts import REASONING
 
 @dataclass(frozen=True, kw_only=True)
 class LogLayout:
-    """One trainer's way to log responses. Of several paths the first that leads somewhere holds.
+    """One trainer's layout. If there are several paths, the first that exists counts.
 
     Args:
-        needs: keys that a record of it has.
-        lists: keys of which a record has at least one, with a list.
-        lacks: keys that it does not have.
-        prompt: paths of the prompt, which the prompt's id is made of.
-        response: paths of what was said, text or chat messages.
-        conversation: path of both in one: messages, or texts that take turns.
-        tokens: ways to count the sampled tokens, before those that hold for all trainers.
-        prompt_tokens: same for the prompt.
-        prefix: paths of token ids and of their mask: the prompt is what comes before the mask.
-        reward: paths of the score; of a list the sum.
+        needs: keys that each record has.
+        lists: a record has at least one of these keys, with a list.
+        lacks: keys that no record has.
+        prompt: paths of the prompt. The prompt's id is made of it.
+        response: paths of the response, text or chat messages.
+        conversation: path of both in one: messages, or texts that alternate.
+        tokens: ways to count the sampled tokens, before those for all trainers.
+        prompt_tokens: the same for the prompt.
+        prefix: paths of token ids and of their mask. The prompt ends where the mask begins.
+        reward: paths of the score. A list is summed.
         step: paths of the training step.
-        stepless: where step is in neither record nor names, all are of step 0, and this is said.
+        stepless: without a step in record or names, all are of step 0, and a note is logged.
         numbers: a bare number in a file's name is a step, without the word.
-        stop: path of why it ended; the last holds.
-        unique: path of the response's own id: one that comes again counts once.
+        stop: path of the finish reason. The last one counts.
+        unique: path of the response's own id. A repeated id counts once.
         group: paths of the id that a prompt has within its step.
-        shape: ``rows`` has one response a record, ``columns`` a list of each key, ``singles``
-            lists of one, else the path of the responses within the record.
-        relogged: files with the same responses of different steps are copies, and where no path of
-            the score leads anywhere, it is a sum of columns (``rewards``).
-        approximated: what is not exact, in words.
+        shape: ``rows`` has one response per record, ``columns`` a list for each key, ``singles``
+            lists of one. Otherwise it is the path of the responses within the record.
+        relogged: files with the same responses of different steps are copies. Without a score, the
+            reward is a sum of columns (``rewards``).
+        approximated: description of inexact values.
     """
 
     title: str
@@ -78,7 +77,7 @@ class LogLayout:
 
     @property
     def said(self) -> str:
-        """Where a message says that the text is missing."""
+        """The key that a message about a missing text names."""
         return self.conversation or (*self.response, *self.needs)[0]
 
     @cached_property
@@ -249,7 +248,7 @@ COMPANIONS = frozenset({"aggregated_results.jsonl", "metrics.jsonl"})
 
 
 def layout_of(record: Mapping[str, Any]) -> str | None:
-    """The layout that a record has; None for none. The one that asks for more keys goes first."""
+    """Return the layout of a record, or None. A layout with more keys takes precedence."""
     fitting = [name for name, layout in LAYOUTS.items() if layout.fits(record)]
     return max(
         fitting,

@@ -1,4 +1,4 @@
-"""A trainer's log as a trace: one row a response with its reward, no texts."""
+"""Read a trainer's log as a trace: one row per response with its reward, without texts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _SAME = 1e-3
 
 
 def numbers(record: Record) -> dict[str, float | None]:
-    """Of a response, the numbers that may be rewards, and its advantage."""
+    """Return a response's numbers that may be rewards, and its advantage."""
     return {
         name: texts.score(value, name)
         for name, value in record.items()
@@ -46,11 +46,11 @@ def numbers(record: Record) -> dict[str, float | None]:
 
 
 def summed(frame: pl.DataFrame, names: Sequence[str]) -> tuple[pl.Expr, list[str]]:
-    """The reward of each row, and the columns that it is the sum of.
+    """Return the reward of each row, and the columns that it is the sum of.
 
     Args:
         frame: ``step``, ``prompt`` and ``numbers``, values in the order of ``names``.
-        names: of all columns with numbers, in the log's order, in which rewards go first.
+        names: all columns with numbers, in the log's order, in which rewards come first.
     """
     values = {n: pl.col("numbers").list.get(i, null_on_oob=True) for i, n in enumerate(names)}
     given = [name for name in names if name not in _ADVANTAGES]
@@ -68,9 +68,11 @@ def _is_named(column: str) -> bool:
 
 
 def _told(table: pl.DataFrame, names: Sequence[str], advantage: str) -> list[str]:
-    """The first columns, whose sum rises and falls within groups as advantages do; of those behind
-    them that never do, rewards by their name or by being the same in all groups. None where
-    advantages tell nothing."""
+    """Find the reward columns by the advantage: the first columns whose sum correlates with it.
+
+    Later columns that do not change the sum's order are rewards by their name, or if they are
+    constant. Empty if advantages carry no information.
+    """
     sums = {f"first {k}": pl.sum_horizontal(names[: k + 1]) for k in range(len(names))}
     groups = table.with_columns(**sums).group_by("step", "prompt")
     told = pl.col(advantage).max() - pl.col(advantage).min() > _SAME
@@ -100,15 +102,15 @@ _CODES: dict[str, pl.DataType] = {
     "guessed": pl.Boolean(),
     "numbers": pl.List(pl.Float64),
 }
-"""Columns that a log can fill, texts as numbers, and those of which rewards may be made."""
+"""Columns that a log can fill, with texts as numbers, and possible parts of rewards."""
 _MOST_EXTRAS = 1 << 16
 
 
 def read(files: Sequence[Path], reading: Reading, kind: str) -> Trace:
-    """One row a response. Raises ``TraceError`` and ``OSError``.
+    """Return one row per response. Raises ``TraceError`` and ``OSError``.
 
-    Texts are not kept; other keys are, in ``extra``, where they are short and few of them differ.
-    Responses with which an earlier file ends count once.
+    Texts are not kept. Other keys are kept in ``extra`` if they are short and few values differ.
+    Responses that an earlier file ends with count once.
     """
     log = _Log(kind, LAYOUTS[kind], reading, PromptIds(LAYOUTS[kind]))
     for path in files:
@@ -124,27 +126,27 @@ class _Log:
     prompts: PromptIds
     tables: list[pl.DataFrame] = field(default_factory=list[pl.DataFrame])
     rows: list[Record] = field(default_factory=list[Record])
-    """The last ones: as objects they take ten times the memory of a table's."""
+    """The last ones. As objects they take ten times the memory of a table."""
     ids: set[str] = field(default_factory=set[str])
     numbers: dict[str, int] = field(default_factory=dict[str, int])
     """The places of columns with numbers."""
     again: int = 0
     words: dict[str | None, int] = field(default_factory=dict[str | None, int])
-    """Each text of a column once: large logs repeat them."""
+    """Each text of a column once, since large logs repeat them."""
     extras: set[str] = field(default_factory=set[str])
 
     def _code(self, word: str | None) -> int:
         return self.words.setdefault(word, len(self.words))
 
     def _extra(self, record: Record) -> str | None:
-        """None where too many differ: what tells each response apart tells nothing of lengths."""
+        """None if too many values differ: they identify responses and say nothing of lengths."""
         extra = pack(self.kind, _kept(record, self.layout))
         if len(self.extras) < _MOST_EXTRAS:
             self.extras.add(extra)
         return extra if extra in self.extras else None
 
     def add(self, path: Path) -> None:
-        """A file's responses, but for those that an earlier one ends with."""
+        """Add a file's responses, except those that an earlier file ends with."""
         copied = Copied(self.reading.repeats, self.reading.task, path)
         for response in responses(path, self.kind, self.reading):
             if self._is_again(response.record):
@@ -179,7 +181,7 @@ class _Log:
         return known
 
     def _take(self, response: LoggedResponse) -> tuple[object, ...]:
-        """Add its row; what is equal for equal responses."""
+        """Add a response's row, and return a key that is equal for equal responses."""
         record, layout = response.record, self.layout
         prompt = self.prompts.of(response)
         count = texts.tokens(record, (*layout.tokens, *RESPONSE_WAYS))
@@ -213,7 +215,6 @@ class _Log:
         return prompt, said, length, None if layout.relogged else response.step
 
     def _tokens(self, text: str) -> int:
-        """Of a text whose tokens the log does not count."""
         return (self.reading.count or texts.estimate)(text)
 
     def _prompt_tokens(self, response: LoggedResponse) -> int:
@@ -231,7 +232,7 @@ class _Log:
         return [found.get(name) for name in self.numbers]
 
     def trace(self) -> Trace:
-        """All of them; says what is approximated."""
+        """Return the trace, and log its approximations."""
         frame = pl.concat([*self.tables, table(self.rows, _CODES)])
         note, task = self.reading.note, self.reading.task
         if guessed := frame["guessed"].sum():
@@ -251,13 +252,13 @@ class _Log:
             total, columns = summed(frame, list(self.numbers))
             frame = frame.with_columns(reward=total)
             weights = "the sum of " if len(columns) > 1 else ""
-            note(f"{task}: reward is {weights}{', '.join(columns)}; the log has no weights")
+            note(f"{task}: reward is {weights}{', '.join(columns)}, since the log has no weights")
         words = pl.Series(list(self.words), dtype=pl.String())
         return Trace(samples=_whole(frame, words, task))
 
 
 def _whole(frame: pl.DataFrame, words: pl.Series, task: str) -> pl.DataFrame:
-    """With all columns of a trace: polars stores one that is the same everywhere as one value."""
+    """Add all columns of a trace. Constant ones are literals, which polars stores as one value."""
     columns: dict[str, pl.Expr | pl.Series] = {
         name: pl.lit(None, kind)
         for name, kind in SAMPLES.items()
@@ -272,7 +273,7 @@ def _whole(frame: pl.DataFrame, words: pl.Series, task: str) -> pl.DataFrame:
 
 
 def _places(frame: pl.DataFrame) -> pl.Series:
-    """Of each response among those to its prompt in its step, 0 on."""
+    """Place of each response among those to its prompt in its step, from 0."""
     keys = frame["step"].to_numpy().astype(np.int64) << 32 | frame["prompt"].to_numpy()
     order = np.argsort(keys, kind="stable")
     firsts = np.flatnonzero(np.diff(keys[order], prepend=-1))
@@ -288,7 +289,7 @@ def _domain(record: Record, layout: LogLayout) -> str | None:
 
 
 def _ending(record: Record, layout: LogLayout) -> tuple[bool | None, str]:
-    """Whether it was cut off, and its state."""
+    """Whether it was truncated, and its state."""
     told = values(record, layout.stop)[-1:] if layout.stop else []
     if not told or not isinstance(told[0], str):
         return (told[0] if told and isinstance(told[0], bool) else None), "kept"
@@ -296,7 +297,7 @@ def _ending(record: Record, layout: LogLayout) -> tuple[bool | None, str]:
 
 
 def _kept(record: Mapping[str, Any], layout: LogLayout) -> Record:
-    """What else is told of a response, as far as it is short: texts would fill the memory."""
+    """Short other keys of a response. Texts would fill the memory."""
     used = layout.used
     return {key: value for key, value in record.items() if key not in used and _is_short(value)}
 

@@ -1,4 +1,4 @@
-"""Responses in the records of a log, and the training step that names of files tell."""
+"""Read responses from the records of a log, and training steps from file names."""
 
 from __future__ import annotations
 
@@ -40,9 +40,11 @@ _FOLDERS_UP = 4
 
 
 def in_name(path: Path, numbers: bool) -> int | None:
-    """What stands after the word step, in the file's name or else in a folder's; with ``numbers``
-    else the last number of the file's name that counts nothing else (ranks, shards, parts). A date
-    is no step, nor is the time behind it where another number is left."""
+    """Return the number after the word step, in the file's name or else in a folder's.
+
+    With ``numbers``, else the last number of the file's name that is no rank, shard or part. A date
+    is no step, nor is the time after it if another number is left.
+    """
     name = bare(path).partition(".json")[0].removesuffix(".parquet").removesuffix(".table")
     undated = _DATE.sub("", name)
     if undated != name:
@@ -70,7 +72,7 @@ def _above(path: Path) -> re.Match[str] | None:
 
 
 def is_of_steps(folder: Path) -> bool:
-    """Whether a folder holds a step's files, and is no task of its own."""
+    """Whether a folder holds a step's files instead of a task."""
     return _FOLDER.search(folder.name) is not None
 
 
@@ -79,11 +81,11 @@ class LoggedResponse:
     """One response of a log.
 
     Args:
-        where: its place in the file, as a message names it.
+        where: its place in the file, for messages.
         line: of the file, 0 in a table.
-        unit: number of the line or row that many are written in at once; 0 where a file is that.
-        completion: what was said, by everybody; None where there are no texts.
-        step: of training; None where nothing tells.
+        unit: number of the line or row that holds many responses. 0 if the file is the unit.
+        completion: texts of all speakers. None if there are no texts.
+        step: of training. None if unknown.
         validation: whether it is of an evaluation.
     """
 
@@ -98,8 +100,11 @@ class LoggedResponse:
 
 
 class PromptIds:
-    """Ids of prompts, by content, the same in every step and file. The log's own id, which holds
-    within a step, tells apart what the step has twice, and joins what differs."""
+    """Ids of prompts, by content, the same in every step and file.
+
+    The log's own id is valid within a step. It separates equal prompts of the step, and joins
+    different texts with one id.
+    """
 
     def __init__(self, layout: LogLayout) -> None:
         self._layout = layout
@@ -107,7 +112,7 @@ class PromptIds:
         self._times: Counter[tuple[object, ...]] = Counter()
 
     def of(self, response: LoggedResponse) -> str:
-        """Of the prompt that is answered, with the images beside it."""
+        """Return the id of the response's prompt, including its images."""
         record, step = response.record, (response.step, response.validation)
         seen = record.get("images") or record.get("image")
         text = texts.identity(response.prompt) + (texts.identity(seen) if seen else "")
@@ -130,7 +135,7 @@ _SPLIT = re.compile(
 
 
 def responses(path: Path, kind: str, reading: Reading) -> Iterator[LoggedResponse]:
-    """Each response of a file. ``reading`` is told of what is wrong. Raises ``OSError``."""
+    """Yield each response of a file. ``reading`` gets the mistakes. Raises ``OSError``."""
     layout = LAYOUTS[kind]
     named = in_name(path, layout.numbers)
     validation = _is_validation(path)
@@ -151,7 +156,7 @@ def responses(path: Path, kind: str, reading: Reading) -> Iterator[LoggedRespons
 
 
 def _is_validation(path: Path) -> bool:
-    """By the file's name, else its folder's, else that one's."""
+    """Decide by the file's name, or else by the names of its two nearest folders."""
     names = (path.name, *(folder.name for folder in list(path.resolve().parents)[:2]))
     told = next((found for name in names if (found := _SPLIT.search(name))), None)
     return told is not None and told[1] is None
@@ -202,7 +207,7 @@ def _single(value: object) -> Any:
 
 
 def _of_traces(entry: Record) -> Iterator[Record]:
-    """Those of the agents that are trained; ``sampled`` has what the model said."""
+    """Traces of the trained agents. ``sampled`` holds the model's messages."""
     given = entry["traces"]
     if not isinstance(given, list):
         raise ValueError(f"traces: expected a list, got {shown(given)}")
@@ -239,7 +244,7 @@ def _told(
 
 
 def _check_single(completion: object, layout: LogLayout) -> None:
-    """Raise ``ValueError`` where one response is several texts, which count only together."""
+    """Raise ``ValueError`` if one response is several texts, which count only together."""
     if not isinstance(completion, list):
         return
     parts = cast(list[Any], completion)
@@ -251,7 +256,7 @@ def _check_single(completion: object, layout: LogLayout) -> None:
 
 
 def check_text(value: object, name: str) -> None:
-    """Raise ``ValueError`` where a value is neither a text nor messages."""
+    """Raise ``ValueError`` if a value is neither a text nor messages."""
     if value is None:
         raise ValueError(f"{name}: missing")
     if not isinstance(value, str | list | dict):
@@ -259,7 +264,7 @@ def check_text(value: object, name: str) -> None:
 
 
 def _before(record: Record, keys: tuple[str, str]) -> list[Any]:
-    """Token ids of the prompt: those before the first that was sampled."""
+    """Token ids of the prompt: those before the first sampled one."""
     ids, mask = (record.get(key) for key in keys)
     if not isinstance(ids, list) or not isinstance(mask, list):
         raise ValueError(f"{keys[0]}, {keys[1]}: expected lists")

@@ -1,4 +1,4 @@
-"""Fields of a log's record: texts and their authors, numbers of tokens, scores, ids of prompts."""
+"""Fields of a log's record: texts and their speakers, token counts, scores, ids of prompts."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from typing import Any, cast
 from rollpacker.polytrace.formats.files import MOST, Record, shown
 
 CHARACTERS_PER_TOKEN = 4
-"""Rule of thumb for English; code and mathematics have fewer, other scripts far fewer."""
+"""Rule of thumb for English. Code and mathematics have fewer, other scripts far fewer."""
 
 REASONING = "reasoning_content"
-"""What the model thought, beside what it said, in messages and in columns."""
+"""Key of the model's reasoning, in messages and in columns."""
 _SAMPLED = ("assistant", "model", "gpt")
-"""Roles of what the model said."""
+"""Roles of the model's messages."""
 _TOOL = re.compile(r"<tool_response>.*?(?:</tool_response>|\Z)", re.DOTALL)
-"""What Qwen's templates put around a tool's answer, in logs of the whole conversation as a text,
-which may end within it."""
+"""A tool's answer in Qwen's templates, in logs of a whole conversation as one text. The text may
+end within it."""
 
 
 def estimate(text: str) -> int:
-    """About how many tokens ``text`` has; 0 only for an empty one."""
+    """Estimate the tokens of ``text``. 0 only for an empty one."""
     return -(-len(text) // CHARACTERS_PER_TOKEN)
 
 
 def prompt_id(text: str) -> str:
-    """The same text has the same id in every step and file."""
+    """Return an id that is the same for a text in every step and file."""
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).hexdigest()
 
 
 def identity(value: object) -> str:
-    """A text that is the same for the same prompt: all that is told of it, images too."""
+    """Return a text that is the same for the same prompt, including its images."""
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
 
 
 def said(value: object) -> str:
-    """The text of a prompt or completion: plain, or chat messages with ``content``."""
+    """Return the text of a prompt or completion: plain, or chat messages with ``content``."""
     if isinstance(value, str):
         return value
     if isinstance(value, dict):
@@ -51,8 +51,7 @@ def said(value: object) -> str:
 
 
 def sampled(value: object) -> str:
-    """Of a completion what the model itself said, its calls of tools included: neither what tools
-    answered nor what others said in between."""
+    """Return the model's own text, including its tool calls, without other speakers' texts."""
     if isinstance(value, str):
         return _TOOL.sub("", value) if "<tool_response>" in value else value
     if isinstance(value, dict):
@@ -67,7 +66,7 @@ def sampled(value: object) -> str:
 
 
 def _called(calls: object) -> str:
-    """Names and arguments; their markup is the template's, about which a log says nothing."""
+    """Names and arguments. Their markup is the template's, which logs do not contain."""
     found: list[str] = []
     for call in cast(list[Any], calls) if isinstance(calls, list) else []:
         given = cast(Record, call if isinstance(call, dict) else {})
@@ -83,8 +82,7 @@ def _called(calls: object) -> str:
 
 
 def with_reasoning(completion: object, reasoning: object) -> object:
-    """A text with the reasoning that a log has in a column of its own, as a message has it; one
-    that holds it already as it is."""
+    """Join a text with reasoning from a column of its own, unless the text contains it already."""
     if not isinstance(completion, str) or not isinstance(reasoning, str):
         return completion
     if not reasoning or reasoning in completion:
@@ -93,8 +91,11 @@ def with_reasoning(completion: object, reasoning: object) -> object:
 
 
 def sides(conversation: object) -> tuple[object, object]:
-    """Prompt and completion of a conversation: messages from the first of the model's on, or of
-    texts that take turns each second one."""
+    """Split a conversation into prompt and completion.
+
+    Messages are split before the model's first. If texts alternate, the completion is every second
+    one.
+    """
     if not isinstance(conversation, list):
         return conversation, []
     parts = cast(list[Any], conversation)
@@ -141,13 +142,13 @@ def _parts(path: str) -> tuple[str, ...]:
 
 @cache
 def _way(way: str) -> tuple[str, str, str]:
-    """How to count, the path, and its first key."""
+    """The kind of the count, the path, and its first key."""
     how, _, path = way.partition(":")
     return how, path, _parts(path)[0]
 
 
 def values(record: object, path: str) -> list[Any]:
-    """All that ``path`` leads to, nulls left out."""
+    """Return all values at ``path`` except nulls."""
     found = [record]
     for part in _parts(path):
         found = [each for one in found for each in _inside(one, part)]
@@ -164,7 +165,7 @@ def _inside(value: object, part: str) -> list[Any]:
 
 
 def first(record: Record, paths: tuple[str, ...]) -> Any:
-    """What the first path that leads somewhere leads to first; None for none."""
+    """Return the first value at the first path that exists, or None."""
     for path in paths:
         if path in record and record[path] is not None:
             return record[path]
@@ -174,7 +175,7 @@ def first(record: Record, paths: tuple[str, ...]) -> Any:
 
 
 def tokens(record: Record, ways: tuple[str, ...]) -> int | None:
-    """By the first of the ``ways`` that a record has; None where it has none.
+    """Count by the first of the ``ways`` that a record has, or return None.
 
     Raises ``ValueError`` that names the key.
     """
@@ -201,9 +202,9 @@ def _count(how: str, value: object, path: str) -> int | None:
 
 
 def _without_filler(pieces: list[Any]) -> int:
-    """The same special token again and again at the end stands for nothing.
+    """Count tokens without the repeated special token at the end.
 
-    Its first one ends the response, unless it is for padding or follows what has ended it.
+    Its first one ends the response, unless it is padding or follows another special token.
     """
     last = pieces[-1] if pieces else None
     if not _is_special(last):
@@ -220,7 +221,7 @@ def _is_special(piece: object) -> bool:
 
 
 def whole(value: object, name: str) -> int | None:
-    """A count; None for NaN, as tables write what is missing. Raises ``ValueError``."""
+    """Check a count. None for NaN, which tables write for missing values. Raises ``ValueError``."""
     if isinstance(value, float) and value != value:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -233,14 +234,14 @@ def whole(value: object, name: str) -> int | None:
 
 
 def step(value: object, names: tuple[str, ...]) -> int | None:
-    """A step, which some trainers write as text. Raises ``ValueError``."""
+    """Check a step, which some trainers write as text. Raises ``ValueError``."""
     if isinstance(value, str) and value.isdecimal():
         value = int(value)
     return None if value is None else whole(value, names[0])
 
 
 def score(value: object, name: str) -> float | None:
-    """A reward: of a list the sum, of named and weighted ones theirs; None for NaN.
+    """Return a reward: a list is summed, named scores are weighted and summed. None for NaN.
 
     Raises ``ValueError``.
     """

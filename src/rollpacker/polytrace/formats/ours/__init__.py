@@ -1,4 +1,1 @@
-"""Formats of our own: traces, journals, run folders.
-
-Nothing here knows what is done with a trace.
-"""
+"""Our own formats: traces, journals, run folders."""

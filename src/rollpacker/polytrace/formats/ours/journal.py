@@ -1,4 +1,4 @@
-"""A lone ``journal.jsonl`` of ours, or with its older segments beside it."""
+"""Read a ``journal.jsonl`` of ours, with its older segments if they lie beside it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from rollpacker.polytrace.schema import Trace, TraceError
 
 NAME = "run"
 TOOL = "environment"
-"""Name of the calls: each answer of the environment is one. What it did after the last turn
-answered nobody and is none."""
+"""Name of the environment's calls, one for each answer. Work after the last turn is no call,
+because it answered nothing."""
 _STATES = {"kept": "kept", "dropped": "filtered", "aborted": "aborted"}
 
 
 def read(files: Sequence[Path], reading: Reading) -> Trace:
-    """One row an attempt that has ended. Raises ``TraceError``.
+    """Return one row per attempt that has ended. Raises ``TraceError``.
 
-    Times are those at which the policy handled an event, so a decision's delay is in them.
+    Times are those at which the policy handled an event, so they include a decision's delay.
     Attempts that were still running at the journal's end are left out.
     """
     rows = [row for path in files for row in _rows(follow(path), reading)]
@@ -28,7 +28,7 @@ def read(files: Sequence[Path], reading: Reading) -> Trace:
 
 
 def follow(path: Path) -> JournalReader:
-    """All that a journal tells. Raises ``TraceError``."""
+    """Read a journal. Raises ``TraceError``."""
     try:
         return read_journal(path)
     except ValueError as error:
@@ -79,7 +79,7 @@ def _row(attempt: RecordedAttempt, prompt_tokens: int | None) -> Record:
 
 
 def _opening_and_ending(attempt: RecordedAttempt) -> Record:
-    """Seconds until its environment had begun, and had heard of the end."""
+    """Seconds of the environment's start, and of its work after the last turn."""
     if not attempt.acts:
         return {}
     ending_s = attempt.turns[-1].wait_s if attempt.turns else 0.0
@@ -89,7 +89,7 @@ def _opening_and_ending(attempt: RecordedAttempt) -> Record:
 def turn_columns(
     prompt_tokens: int | None, turns: Sequence[RecordedTurn], reason: str | None
 ) -> Record:
-    """Columns ``turns`` and ``tools`` of a response that ended for this ``reason``."""
+    """Return columns ``turns`` and ``tools`` of a response that ended for this ``reason``."""
     made: list[Record] = []
     calls: list[Record] = []
     context = prompt_tokens or 0

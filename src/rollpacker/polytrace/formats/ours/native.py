@@ -1,4 +1,4 @@
-"""The native form of a trace: one parquet of responses, the small tables in its metadata."""
+"""The native form of a trace: one parquet of responses, with the small tables in its metadata."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FILTERS = "rollpacker_filters"
 
 
 def write(trace: Trace, path: Path) -> None:
-    """Write ``trace``; ``path`` is replaced at once. Raises ``OSError`` and ``TraceError``."""
+    """Write ``trace`` and replace ``path`` at once. Raises ``OSError`` and ``TraceError``."""
     if missing := sorted(set(SAMPLES) - set(trace.samples.columns)):
         raise TraceError(f"the trace to write has no column {', '.join(missing)}")
     metadata = {
@@ -45,7 +45,7 @@ def write(trace: Trace, path: Path) -> None:
 
 
 def read(path: Path) -> Trace:
-    """Read what ``write`` wrote. Raises ``TraceError``."""
+    """Read a file of ``write``. Raises ``TraceError``."""
     metadata = header(path)
     if KEY not in metadata:
         raise TraceError(f"{path}: no native trace (its metadata lacks {KEY})")
@@ -66,7 +66,7 @@ def read(path: Path) -> Trace:
 
 
 def header(path: Path) -> dict[str, str]:
-    """The key-value metadata of a parquet file. Raises ``TraceError`` when it is none."""
+    """Return the key-value metadata of a parquet file. Raises ``TraceError`` for other files."""
     try:
         return pl.read_parquet_metadata(path)
     except (ComputeError, PolarsError) as error:
@@ -84,6 +84,6 @@ def _table(
 
 
 def concat(traces: Iterable[Trace]) -> Trace:
-    """The rows of several traces, in their order."""
+    """Join the rows of several traces, in their order."""
     tables = zip(*(trace.tables for trace in traces), strict=True)
     return Trace.of(pl.concat(parts) for parts in tables)

@@ -1,4 +1,4 @@
-"""A run folder of our own: ``samples/step-*.parquet`` beside ``journal.jsonl``."""
+"""Read a run folder of our own: ``samples/step-*.parquet`` beside ``journal.jsonl``."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ MARKS = ("prompt", "attempt", "sample_index", "step", "prompt_tokens", "tokens",
 """Columns that mark a table as ours."""
 _STATES = {"kept": "kept", "dropped": "filtered", "aborted": "aborted", "failed": "aborted"}
 _CARRIED = "carried"
-"""Of a response that goes on as another attempt, in a later step: that one has all of it."""
+"""State of a response that continues as another attempt in a later step, which has all of it."""
 _EXTRA = ("attempt", "round_kind", "weights_version", "finish_reason", "state")
 _TURNS = ("turn_tokens", "added_tokens", "wait_s")
 _NEEDED = ("attempt", "prompt_tokens", "tokens", "finish_reason")
 
 
 def read(folders: Sequence[Path], reading: Reading) -> Trace:
-    """One row an attempt. Raises ``TraceError``.
+    """Return one row per attempt. Raises ``TraceError``.
 
     Items are run folders or tables. A run without a table is read from its journal. ``aborted``
-    also stands for attempts that failed; one with ``truncated`` false had finished when it was
-    aborted, so its length is whole. Worker is ``dp_rank``; ``end_s`` is when decoding ended.
+    includes failed attempts. If ``truncated`` is false, an aborted attempt had finished, so its
+    length is whole. ``dp_rank`` is the worker. ``end_s`` is the end of decoding.
     """
     found: list[pl.DataFrame] = []
     for path in folders:
@@ -87,7 +87,7 @@ def _frame(files: Sequence[Path], folder: Path, reading: Reading) -> pl.DataFram
 
 
 def _with_turns(frame: pl.DataFrame, told: JournalReader) -> pl.DataFrame:
-    """With columns ``turns`` and ``tools``: null where no environment takes part."""
+    """Add columns ``turns`` and ``tools``, null without an environment."""
     kinds = {name: SAMPLES[name] for name in ("turns", "tools")}
     if not set(_TURNS).issubset(frame.columns):
         return frame.with_columns(pl.lit(None, kind).alias(name) for name, kind in kinds.items())
@@ -111,7 +111,7 @@ def _times(frame: pl.DataFrame) -> list[str]:
 
 
 def _episode(row: Record, told: RecordedAttempt | None) -> Record:
-    """A response's turns; when its engine decoded them, the journal tells."""
+    """A response's turns, with decode times from the journal."""
     if row["turn_tokens"] is None:
         return {}
     given = zip(row["turn_tokens"], row["wait_s"], row["added_tokens"], strict=True)

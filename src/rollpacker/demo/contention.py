@@ -36,7 +36,6 @@ class Contention:
         return max(0.0, now[0] - before[0]) / (seconds * now[1])
 
     def _others_s(self) -> tuple[float, int] | None:
-        """CPU seconds of other processes so far, and the number of cores."""
         try:
             lines = self._stat.read_text(encoding="ascii").splitlines()
         except OSError:
@@ -49,7 +48,6 @@ class Contention:
 
 
 def _used_s() -> float:
-    """CPU seconds of this process and its descendants."""
     used = 0.0
     me = psutil.Process()
     for process in (me, *me.children(recursive=True)):

@@ -185,7 +185,6 @@ def _examples(tokenizer: PreTrainedTokenizerBase, seed: int, recipe: Recipe) -> 
 def _batches(
     examples: list[_Example], rng: random.Random, recipe: Recipe
 ) -> Iterator[list[_Example]]:
-    """Yield endless batches of ``step_tokens``, each of examples of similar length."""
     while True:
         pool = rng.sample(examples, min(len(examples), 512))
         pool.sort(key=lambda example: len(example.thought))

@@ -160,7 +160,6 @@ def _step_imbalance(step: pl.DataFrame, workers: int) -> tuple[float, float]:
 
 
 def _balanced(loads: Floats, ranks: int) -> float:
-    """Busiest rank's load if the longest go first, each to the least loaded rank."""
     heap = [0.0] * ranks
     for load in np.sort(loads)[::-1].tolist():
         heapq.heapreplace(heap, heap[0] + load)
@@ -338,7 +337,6 @@ def _untold(samples: pl.DataFrame) -> bool:
 
 
 def _over(seconds: Floats, shares: list[float]) -> float:
-    """Mean of the rounds' shares, weighted by their seconds. 0 if none takes time."""
     total = float(seconds.sum())
     return float(seconds @ shares) / total if total else 0.0
 

@@ -98,7 +98,6 @@ class Trace:
 
     @property
     def tasks(self) -> list[str]:
-        """Names of the tasks, in order of appearance."""
         return self.samples["task"].unique(maintain_order=True).to_list()
 
     @property
@@ -115,7 +114,6 @@ class Trace:
 
     @classmethod
     def of(cls, tables: Iterable[pl.DataFrame]) -> Trace:
-        """Make a trace from its ``tables``."""
         samples, reward_batches, filters = tables
         return cls(samples=samples, reward_batches=reward_batches, filters=filters)
 

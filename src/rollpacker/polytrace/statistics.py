@@ -66,7 +66,6 @@ class QuantileTable:
         )
 
     def at(self, levels: ArrayLike) -> Floats:
-        """Return quantiles at these levels, any shape."""
         log = np.interp(np.asarray(levels), self.levels, np.log(self.values))
         return np.exp(log)
 

@@ -42,7 +42,6 @@ class _Mode:
     gantt: Gantt
 
     def measured(self) -> dict[str, Any]:
-        """Seconds per step, and the idle share of the rollouts."""
         facts = run_facts(self.run, self.gantt, None, figures.lost_tokens(self.run.samples))
         return {"step_s": facts["mean_step_s"], "rollout_bubble": facts["rollout_bubble"]}
 

@@ -76,7 +76,6 @@ def _page(run: RunFolder) -> Page:
 def _responses(
     gantt: Gantt, curves: LengthCurves | None, lost: pl.DataFrame, facts: dict[str, Any]
 ) -> list[Section]:
-    """Sections that need the table of responses."""
     run, sections = gantt.run, [_gantt(gantt, facts)] if gantt.windows else []
     if curves is not None:
         sections.append(_lengths(curves, facts))
@@ -154,7 +153,6 @@ def _drafted_last(metrics: figures.Metrics) -> float | None:
 
 
 def _counted(gantt: Gantt) -> str:
-    """``2 workers``, or ``2 engines and 1 replica``."""
     kinds = Counter(gantt.run.place(worker).kind for worker in gantt.workers)
     return " and ".join(f"{n} {kind}{'s' * (n > 1)}" for kind, n in sorted(kinds.items()))
 
@@ -213,7 +211,6 @@ def _tiles(run: RunFolder, gantt: Gantt, facts: dict[str, Any]) -> list[Tile]:
 
 
 def _ahead(facts: dict[str, Any]) -> list[Tile]:
-    """A tile about speculative decoding, if anything was drafted."""
     if not facts["drafted"]:
         return []
     last = facts["last_tokens_per_verification"]

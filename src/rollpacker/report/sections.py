@@ -130,7 +130,6 @@ def _chosen(samples: pl.DataFrame) -> pl.DataFrame:
 
 
 def _within(run: Path, chosen: pl.DataFrame) -> tuple[list[list[Any]], list[str]]:
-    """Rows for the page and the prompts that they name by index, up to ``MOST_BYTES`` of JSON."""
     rows: list[list[Any]] = []
     prompts: dict[str, int] = {}
     left = MOST_BYTES
@@ -251,7 +250,6 @@ def environment_section(run: RunFolder, gantt: Gantt, facts: Mapping[str, Any]) 
 
 
 def _figure(run: RunFolder, gantt: Gantt) -> Figure:
-    """Turns and calls on the left, seconds and shares on the right, by step."""
     metrics = run.metrics
     steps = [line["step"] for line in metrics]
     wait_s = figures.column(metrics, "environment/wait_s")

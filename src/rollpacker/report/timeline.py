@@ -120,7 +120,6 @@ def _steps(run: RunFolder) -> Iterator[Event]:
 
 
 def _responses(pid: int, stays: pl.DataFrame, run: RunFolder) -> Iterator[Event]:
-    """Responses on a worker, and the number of responses that it decodes."""
     columns = ("prompt", "sample_index", "tokens", "reward", "state", "finish_reason", "step")
     about = run.samples.select("attempt", *columns)
     slots = bubbles.lanes(bubbles.spans(stays))
@@ -147,7 +146,6 @@ def _responses(pid: int, stays: pl.DataFrame, run: RunFolder) -> Iterator[Event]
 def _counted(
     pid: int, name: str, series: str, spans: Sequence[tuple[float, float]]
 ) -> Iterator[Event]:
-    """Yield the number of overlapping spans at every change."""
     changes: Counter[int] = Counter()
     for start, end in spans:
         changes[_us(start)] += 1
@@ -170,7 +168,6 @@ def _tasks(pid: int, tasks: pl.DataFrame) -> Iterator[Event]:
 
 
 def _grading(run: RunFolder) -> Iterator[Event]:
-    """Each response from its end until its reward arrives."""
     yield from _process(_REWARDS, "rewards")
     graded = run.samples.filter(pl.col("grade_s").is_not_null())
     rows = graded.select(

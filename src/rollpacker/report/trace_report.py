@@ -109,7 +109,6 @@ class _Task:
         self.rounds = synchronous_rounds(self.samples, layout)
 
     def sections(self, *, several: bool) -> list[Section]:
-        """Return the task's sections. Their titles name it if there are ``several`` tasks."""
         parts = [
             self._lengths(),
             *self._prompts(),
@@ -224,7 +223,6 @@ class _Task:
 def _share_section(
     id: str, title: str, name: str, by_step: Mapping[int, float | None]
 ) -> list[Section]:
-    """A plot of the steps whose share is known, or nothing."""
     known = {step: value for step, value in by_step.items() if value is not None}
     if not known:
         return []

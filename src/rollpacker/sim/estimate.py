@@ -81,7 +81,6 @@ def recommend(modes: Mapping[str, ModeEstimate], limit: float) -> str:
 
 
 def _fair(modes: Mapping[str, ModeEstimate], limit: float) -> list[str]:
-    """On-policy modes that keep ``limit`` of the true mean length, the simplest first."""
     order = [*_SIMPLEST, *(name for name in modes if is_own(name))]
     return [n for n in order if n in modes and modes[n].kept_vs_true_len >= limit]
 
@@ -240,7 +239,6 @@ class DraftCases:
 
     @property
     def words(self) -> str:
-        """Tokens of a decode step, and their origin."""
         tokens = dict.fromkeys(f"{each.tokens:.1f}" for each in (self.cases[0], self.cases[-1]))
         return f"{' to '.join(tokens)}, {self.source}"
 
@@ -369,7 +367,6 @@ def _longest(source: LengthSource) -> float:
 
 
 def _weight(fitted: Calibration, source: LengthSource) -> float:
-    """Weight by the relative distance of its response lengths from these."""
     ratio = _longest(source) / fitted.response_cap
     return min(ratio, 1.0 / ratio) ** 2
 
@@ -495,7 +492,6 @@ def simulation_of(job: EstimatedJob, case: CostCase, steps: int, seed: int = 0) 
 def _simulated(
     job: EstimatedJob, case: CostCase, number: int, steps: int, modes: Sequence[str]
 ) -> dict[str, ModeEstimate]:
-    """These modes of one job, on the same prompts and with the same costs."""
     size, rollout, costs = job.rollout.prompts_per_step, job.rollout, case.calibration
     most = _LEARNS + _CYCLES * steps
     source = job.source.drawn_again(np.random.default_rng([number, 6]), size, most)
@@ -534,8 +530,6 @@ def _simulated(
 def _joined(
     each: Sequence[ModeEstimate], weights: NDArray[np.float64], repeats: float
 ) -> ModeEstimate:
-    """The joint estimate of a mode from several jobs."""
-
     def middle(of: Callable[[ModeEstimate], float]) -> float:
         return float(weights @ [of(mode) for mode in each])
 

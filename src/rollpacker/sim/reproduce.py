@@ -96,15 +96,12 @@ class PaperJob:
 
     @property
     def key(self) -> str:
-        """The same for the same job."""
         return json.dumps([type(self).__name__, asdict(self)], sort_keys=True)
 
     def seeded(self, seed: int) -> PaperJob:
-        """Return the same job with other lengths."""
         return replace(self, config={**self.config, "seed": seed})
 
     def run(self, record: Record | None = None) -> JobResult:
-        """Simulate it. ``record`` takes every event with its decisions."""
         config = parse_as(SimulationConfig, self.config)
         known = calibration.load(config.calibration).model_dump(exclude_unset=True)
         costs = calibration.Calibration.model_validate(known | self.costs)
@@ -417,7 +414,6 @@ class GrowingJob(PaperJob):
     stretch: float
 
     def run(self, record: Record | None = None) -> PlannedResult:
-        """Simulate it and note the sizes of its engines."""
         assert record is None
         sizes: list[int] = []
 
@@ -437,7 +433,6 @@ class GrowingJob(PaperJob):
         )
 
     def source(self, config: SimulationConfig) -> LengthSource:
-        """Return the prompts of every step, as a trace would have them."""
         known = of_model(config.workload)
         assert known.cap is not None
         rollout = config.rollout

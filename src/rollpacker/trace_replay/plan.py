@@ -25,7 +25,6 @@ class StepPlan:
 
     @property
     def responses(self) -> list[TraceResponse]:
-        """All responses, prompt by prompt."""
         return [response for group in self.groups for response in group]
 
     @property

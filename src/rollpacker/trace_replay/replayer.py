@@ -78,8 +78,6 @@ class Replayed:
 
 @dataclass(slots=True, eq=False)
 class _Conversation:
-    """A response in progress: its first prompt, and the place and context of its current turn."""
-
     attempt: AttemptId
     response: TraceResponse
     group: PromptId
@@ -93,7 +91,6 @@ class _Conversation:
 
     @property
     def goes_on(self) -> bool:
-        """Whether a later turn needs the engine."""
         return any(turn.tokens for turn in self.response.turns[self.place + 1 :])
 
 
@@ -139,8 +136,6 @@ class Replayer:
 
 
 class _Step:
-    """A step in progress: each response decodes, waits for a tool or its reward, or is done."""
-
     def __init__(self, owner: Replayer, plan: StepPlan) -> None:
         self._owner, self._plan = owner, plan
         self._engine, self._now, self._sleep = owner.engine, owner.now, owner.sleep
@@ -273,7 +268,6 @@ class _Step:
         heapq.heappush(self._timers, (now + seconds, self._set, then))
 
     def _wait(self) -> float:
-        """Sleep until the next timer, and return the seconds slept."""
         start = self._now()
         self._sleep(max(0.0, self._timers[0][0] - start))
         return self._now() - start

@@ -77,7 +77,6 @@ def replay(
     ended: dict[tuple[int, int], float] = {}
 
     def follow(now: float, event: ev.Event, decisions: Sequence[do.Decision]) -> None:
-        """Keep each response's end by the place of its group and its own place in it."""
         if isinstance(event, ev.PromptsDrawn):
             places.update((prompt.id, at) for at, prompt in enumerate(event.prompts))
         elif isinstance(event, ev.AttemptFinished):
@@ -151,7 +150,6 @@ def _longest(plan: StepPlan) -> int:
 
 
 def _reward_s(plan: StepPlan, ended: Mapping[tuple[int, int], float]) -> float:
-    """Seconds from the last response to the last reward."""
     graded = [
         ended[at, index] + response.reward_s
         for at, group in enumerate(plan.groups)

@@ -167,7 +167,6 @@ def _why_unknown(path: Path) -> str:
 
 
 def _no_table(columns: Sequence[str]) -> str:
-    """Explain why a parquet file is not a trace."""
     missing = [name for name in SAMPLES if name not in columns]
     if len(missing) <= _NEARLY:
         lacks = f"the column {', '.join(missing)}" if missing else "a native trace's metadata"

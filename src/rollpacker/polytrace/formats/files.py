@@ -215,7 +215,6 @@ def parsed(raw: bytes) -> Record:
 
 
 def _said(error: ValidationError) -> str:
-    """The first problem: its field, the expected and the actual value."""
     first = error.errors(include_url=False)[0]
     kind, value, about = first["type"], first["input"], first.get("ctx", {})
     if kind == "value_error":
@@ -562,7 +561,6 @@ def _after_gap(text: str, place: int) -> int:
 
 
 def _whole(path: Path, reading: Reading) -> str:
-    """As much text of a file as can be read."""
     pieces: list[bytes] = []
     try:
         pieces.extend(blocks(path, reading.tick))

@@ -239,7 +239,6 @@ def _read_packed(given: Given, reading: Reading) -> Trace:
 
 
 def _unused(ids: set[tuple[int, str]], step: int, name: str) -> str:
-    """Return ``name``, numbered if another prompt of the step has it already."""
     number, unused = 1, name
     while (step, unused) in ids:
         number += 1
@@ -393,7 +392,6 @@ def _entries(held: list[Record], keys: dict[str, str], lefts: list[Record]) -> l
 
 
 def _new(row: Record, group: int) -> Record:
-    """The keys of a line for a response from another format."""
     turns, calls = row["turns"], cast(list[Record], row["tools"] or [])
     cap, start = row["cap"], row["prompt_tokens"] or 0
     return {
@@ -649,7 +647,6 @@ def _lines(trace: Trace, kind: str, note: Note) -> dict[str, list[Record]]:
 
 
 def _losses(frame: pl.DataFrame, kind: str) -> Iterator[str]:
-    """Losses of responses in a format, one text each."""
     lost = [name for name in SUITE[kind].no_place if frame[name].is_not_null().any()]
     if lost:
         yield f"has no place for {', '.join(lost)}: left out"

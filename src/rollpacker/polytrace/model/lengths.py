@@ -73,7 +73,6 @@ class LengthModel(Lengths):
             raise ValueError(f"lengths: tail_share must be in [0, 1), got {self.tail_share}")
 
     def traits(self, rng: np.random.Generator, prompts: int) -> Floats:
-        """Columns: the shared normal, and ``q``."""
         level = rng.standard_normal(prompts)
         if self.tail_share == 0.0:
             return np.column_stack([level, np.zeros(prompts)])
@@ -126,7 +125,6 @@ class CopulaLengths(Lengths):
             raise ValueError(f"lengths: rho must be in [0, 1), got {self.rho}")
 
     def traits(self, rng: np.random.Generator, prompts: int) -> Floats:
-        """The shared normal, shape (prompts, 1)."""
         return rng.standard_normal((prompts, 1))
 
     def given(self, rng: np.random.Generator, traits: Floats, responses: int) -> NDArray[np.int32]:

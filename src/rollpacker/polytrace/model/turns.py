@@ -316,7 +316,6 @@ def fit_turns(samples: pl.DataFrame) -> TurnModel | None:
 
 
 def _turn_rows(known: pl.DataFrame) -> pl.DataFrame:
-    """One row per turn, with its number, the number of turns and the context before it."""
     rows = known.select("sample", "turns", pl.col("turns").list.len().alias("count"))
     rows = rows.explode("turns").unnest("turns")
     context = pl.col("prompt_tokens") + pl.col("completion_tokens")

@@ -204,7 +204,6 @@ def _rewards(
     shape: tuple[int, int, int],
     columns: dict[str, object],
 ) -> dict[str, object]:
-    """Add the columns of rewards, and return the table of batches."""
     rewards = model.rewards
     if rewards is None:
         return {}

@@ -31,7 +31,6 @@ class LengthCurves:
     true: KaplanMeier
 
     def ratio(self) -> float:
-        """Kept mean length / estimated true mean length."""
         return self.kept.mean() / max(self.true.mean(), 1e-9)
 
 

@@ -117,7 +117,6 @@ class Gantt:
         }
 
     def _described(self, step: int) -> tuple[pl.DataFrame, list[str]]:
-        """Stays of a step with their attempts' results, and the step's prompts."""
         samples = self._samples[(step,)]
         prompts: list[str] = samples["prompt"].unique(maintain_order=True).to_list()
         about = samples.select(

@@ -41,7 +41,6 @@ class Message:
     about: str = ""
 
     def texts(self) -> list[str]:
-        """Return all searchable texts."""
         named = [text for call in self.calls for text in (call.name, call.arguments)]
         return [self.content, self.name, *named, *self.errors]
 

@@ -20,7 +20,6 @@ _SORTED: dict[Order, tuple[Sequence[str], Sequence[bool]]] = {
     "worst": (("reward", "step", "attempt"), (False, True, False)),
     "longest": (("tokens", "step", "attempt"), (True, True, False)),
 }
-"""Columns to sort by, and whether each descends."""
 
 _SHOWN = ("attempt", "step", "prompt", "sample_index", "reward", "tokens", "state", "round_kind")
 _SHOWN += (
@@ -102,7 +101,6 @@ def find(
 
 
 def _with_text(rows: pl.LazyFrame, grep: str | None) -> pl.LazyFrame:
-    """Keep rows with this text in the response or in its conversation."""
     if grep is None:
         return rows
     here = pl.col("completion").str.contains(grep, literal=True).fill_null(False)

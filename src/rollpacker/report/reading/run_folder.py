@@ -218,7 +218,6 @@ def _missing(
 
 
 def _read_tasks(path: Path) -> tuple[_Replicas, pl.DataFrame]:
-    """Tasks with a column ``separate``, and the replicas that have devices of their own."""
     rows: list[tuple[Any, ...]] = []
     replicas: _Replicas = {}
     for where, line in _read_lines(path):
@@ -238,7 +237,6 @@ def _read_tasks(path: Path) -> tuple[_Replicas, pl.DataFrame]:
 
 
 def _places(replicas: _Replicas, engines: set[int]) -> dict[int, WorkerPlace]:
-    """Engines, and after them separate replicas. Empty if no replica is separate."""
     if not replicas:
         return {}
     first = max(engines, default=-1) + 1
@@ -250,7 +248,6 @@ def _places(replicas: _Replicas, engines: set[int]) -> dict[int, WorkerPlace]:
 
 
 def _numbered_on(tasks: pl.DataFrame, places: Mapping[int, WorkerPlace]) -> pl.DataFrame:
-    """Number the tasks' workers as in ``places``."""
     first = min((n - p.number for n, p in places.items() if p.kind == "replica"), default=0)
     worker = pl.col("worker") + first * pl.col("separate").cast(pl.Int64)
     return tasks.with_columns(worker).select(TASK_COLUMNS.keys())
@@ -259,7 +256,6 @@ def _numbered_on(tasks: pl.DataFrame, places: Mapping[int, WorkerPlace]) -> pl.D
 def _journal_tables(
     steps: Iterable[RecordedStep], *, acts: bool
 ) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame, pl.DataFrame]:
-    """Moves, formations, rounds and waits. ``acts``: the run has an environment."""
     moves: list[tuple[int, int, int, float]] = []
     formed: list[tuple[int, int, int, float]] = []
     rounds: list[tuple[int, float, float | None]] = []

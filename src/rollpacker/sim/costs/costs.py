@@ -191,7 +191,6 @@ class GpuCosts:
         self._prefill_rate = tp * device.flops * e.prefill
 
     def step_s(self, batch: int, context_tokens: float) -> float:
-        """Seconds of a decode step: the roofline of the weights plus the KV cache's reading."""
         weights = self._weights_s(batch)
         fixed = self._fixed_s + self._sequence_s * batch + weights
         return self.kappa * fixed + self.slope * context_tokens
@@ -242,7 +241,6 @@ class CurveCosts:
                 )
 
     def step_s(self, batch: int, context_tokens: float) -> float:
-        """Seconds of a decode step: the measured curve, moved to this context."""
         moved = self.slope * context_tokens - self._shift * batch
         return self._curve.at(batch) + moved
 
@@ -301,7 +299,6 @@ class TrainCosts:
         return cls(launch_s, 12 * shape.active / (gpus * device.flops * mfu))
 
     def sequence_s(self, tokens: int) -> float:
-        """Return seconds of gradient for one response of ``tokens``."""
         whole = tokens + self.prompt_tokens
         return self.launch_s + (self.token_s + self.square_s * whole) * whole
 

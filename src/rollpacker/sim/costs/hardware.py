@@ -102,6 +102,5 @@ def find_device(name: str) -> DeviceSpec:
 
 
 def _bare(name: str) -> str:
-    """The model alone, with a memory size only if it is not the usual one."""
     brands = "NVIDIA|TESLA|GEFORCE|RTX|GENERATION|BLACKWELL|(SERVER|WORKSTATION) EDITION"
     return re.sub(rf"[^A-Z0-9]|{brands}|SXM\d?|PCIE|HBM\d?E?|80GB", "", name.upper())

@@ -220,7 +220,6 @@ def _layer(f: ConfigFields, index: int, kind: str) -> DecoderLayer:
 
 
 def _kinds(f: ConfigFields) -> list[str]:
-    """The mixer of each layer, in transformers' words for ``layer_types``."""
     given = f.get("layer_types", "layers_block_type")
     if isinstance(given, list):
         return [str(each) for each in cast(list[Any], given)]
@@ -365,7 +364,6 @@ def _has_mamba(f: ConfigFields) -> bool:
 
 
 def _mamba(f: ConfigFields) -> DecoderLayer:
-    """Mamba, of the second kind if it has heads."""
     heads = f.get("mamba_n_heads", "mamba_num_heads")
     if heads is None and f.kind == "mamba2":
         heads = f.integer("num_heads")

@@ -63,7 +63,6 @@ class Placed:
 
     @property
     def type_bytes(self) -> int:
-        """Bytes of a weight in ``model.dtype``."""
         return 2 if self.config.model.dtype == "bfloat16" else 4
 
     @property
@@ -73,12 +72,10 @@ class Placed:
 
     @property
     def sharded(self) -> bool:
-        """Whether the trainer holds parts of the weights."""
         return isinstance(self.config.trainer, FSDPTrainerConfig)
 
     @property
     def separate(self) -> bool:
-        """Whether devices that train do not decode."""
         return self.config.devices.layout == "separate"
 
 
@@ -119,12 +116,10 @@ class MemoryNeeds:
 
     @property
     def worker_bytes(self) -> float:
-        """Bytes of a device, or of one that decodes."""
         return sum(part.size for part in self.worker)
 
     @property
     def trainer_bytes(self) -> float:
-        """Bytes of a device that only trains."""
         return sum(part.size for part in self.trainer)
 
     @property
@@ -137,7 +132,6 @@ class MemoryNeeds:
         )
 
     def _held(self, start: int) -> float:
-        """Bytes on the device whose first worker has this number. Decoding ones come first."""
         machine = self.machine
         here = min(machine.on_device, machine.workers - start)
         decoding = min(here, max(0, self.division.decoding - start))
@@ -197,7 +191,6 @@ def graders(config: RunConfig, *, cuda: bool) -> tuple[Held, Held]:
 
 
 def _model(reward: RewardConfig) -> tuple[str, int, bool] | None:
-    """The grading model, its bytes per weight, and whether it may be on a GPU."""
     options: dict[str, Any] = reward.options
     if reward.function == "judge":
         if not options.get("model"):
@@ -357,7 +350,6 @@ def _resting(job: Placed, devices: int, trained: float) -> Part:
 
 
 def _weights(job: Placed, devices: int) -> list[Part]:
-    """An engine's own weights on each device, and vLLM's reserve."""
     config, shape = job.config, job.shape
     if isinstance(config.engine, VllmEngineConfig):
         note = "vLLM's own copy" + (f", 1/{devices} of it" if devices > 1 else "")
@@ -431,7 +423,6 @@ def _kv(job: Placed, devices: int, trained: float, held: float) -> tuple[int, Pa
 
 
 def _most_running(job: Placed, engine: MiniEngineConfig | VllmEngineConfig) -> int:
-    """Responses that one engine decodes together, if it gets all."""
     rollout = job.config.rollout
     return min(engine.max_running, rollout.prompts_per_step * rollout.num_generations)
 
@@ -512,8 +503,6 @@ def _environments(job: Placed) -> tuple[Part, ...]:
 
 
 def _on_devices(job: Placed) -> tuple[int, tuple[Part, ...], tuple[Part, ...]]:
-    """KV tokens of an engine, parts of each (decoding) device, and parts of each training
-    device."""
     trainer = _trainer(job)
     held = sum(part.size for part in trainer)
     tokens, cache, engine = engine_parts(job, trainer[0].size)
@@ -555,7 +544,6 @@ def _processes(job: Placed, count: int) -> Part:
 
 
 def _largest(phases: dict[str, float]) -> tuple[Part, ...]:
-    """The largest of several temporary parts, which follow each other."""
     if not phases:
         return ()
     name = max(phases, key=lambda each: phases[each])
@@ -588,7 +576,6 @@ def _trainer(job: Placed) -> list[Part]:
 
 
 def _training_phases(job: Placed, held: float) -> dict[str, float]:
-    """A replica's temporary memory by phase, besides ``held`` bytes."""
     config, shape, cuda = job.config, job.shape, job.machine.cuda
     tokens = max(config.train.micro_batch_tokens, job.longest)
     around = gathered(shape, job.type_bytes) if job.sharded else 0.0
@@ -612,7 +599,6 @@ def _reference_bytes(job: Placed) -> float:
 
 
 def _host(job: Placed) -> tuple[Part, ...]:
-    """Most host memory of processes on GPUs."""
     division, here = job.division, job.machine.workers // job.machine.nodes
     decoding, training = min(division.decoding, here), min(division.training, here)
     # vLLM begins without weights.

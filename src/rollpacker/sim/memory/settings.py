@@ -132,7 +132,6 @@ def _of_this_engine(
 def _with_vllm(
     config: RunConfig, machine: JobMachine, also: Changes, layouts: Layouts, most: int
 ) -> Iterator[Changes]:
-    """An engine that can span several devices, with at most ``most`` sequences at a time."""
     own: Changes = {"kind": "vllm", **({"max_running": most} if most != _MOST_RUNNING else {})}
     try:
         changed = with_changes(config, {"engine": own})
@@ -178,7 +177,6 @@ def _override(key: str, value: Any) -> str:
 
 
 def _layouts(config: RunConfig, machine: JobMachine) -> Iterator[Changes]:
-    """As it is, fewer devices per GPU, and engines and replicas over more and more devices."""
     yield {}
     if machine.on_device > 1 and config.trainer.kind == "local" and not config.devices.training:
         yield _fewer(config, machine)
@@ -209,7 +207,6 @@ def _separate(config: RunConfig, machine: JobMachine) -> Iterator[Changes]:
 
 
 def _larger_engines(config: RunConfig, machine: JobMachine) -> Iterator[Changes]:
-    """vLLM over more devices, each with a smaller part of the weights."""
     if isinstance(config.engine, VllmEngineConfig):
         size = 2 * config.engine.tensor_parallel
         while size <= machine.workers // machine.nodes:
@@ -225,7 +222,6 @@ def _fewer(config: RunConfig, machine: JobMachine) -> Changes:
 
 
 def _other_settings(config: RunConfig, machine: JobMachine) -> Iterator[Changes]:
-    """Settings of update and engine that save memory, alone and then together."""
     single: list[Changes] = []
     if not config.train.gradient_checkpointing:
         single.append({"train.gradient_checkpointing": True})

@@ -129,7 +129,6 @@ def timed(run: RunRecord) -> list[RunStep]:
 
 
 def _sources(alone: bool, steps: int, *, shared: bool, drafted: bool) -> dict[str, Any]:
-    """The source of each value."""
     driver = "what a response that ends adds to the decode steps of its engine"
     other = "assumed: rewards of this run were "
     phase = "time from the last response to the end of the rollout"
@@ -166,7 +165,6 @@ def _apply_s(steps: Iterable[RunStep]) -> list[float]:
 
 
 def _start_s(step: RunStep) -> float:
-    """Seconds of the start, without the start of environments."""
     return max(0.0, step.start_s - min((each.opening_s for each in step.attempts), default=0.0))
 
 

@@ -84,7 +84,6 @@ class RunWorkload:
         self._domain: dict[PromptId, str] = {}
 
     def remaining(self) -> dict[str, int]:
-        """As at the start of the run's next step."""
         return next(self._left)
 
     def draw(self, counts: Mapping[str, int]) -> tuple[Prompt, ...]:
@@ -100,7 +99,6 @@ class RunWorkload:
         return tuple(drawn)
 
     def turns(self, step: int, prompt: PromptId, index: int) -> Turns:
-        """Return recorded turns, or those of a longer response."""
         known = self._tried.get((step, prompt, index), Tried())
         if known.ended:
             return whole(known)
@@ -109,7 +107,6 @@ class RunWorkload:
         return gone_on(known, (of_step, self._all_ended), self._cap, rng)
 
     def reward(self, step: int, prompt: PromptId, index: int) -> float:
-        """Return the recorded reward, or 0."""
         return self._tried.get((step, prompt, index), Tried()).reward or 0.0
 
     def domain(self, prompt: PromptId) -> str:

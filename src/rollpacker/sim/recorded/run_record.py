@@ -59,7 +59,6 @@ class RunStep:
 
     @property
     def finished(self) -> list[RecordedAttempt]:
-        """Finished attempts, in the order of their ends."""
         ended = [each for each in self.attempts if each.finish_reason is not None]
         return sorted(ended, key=lambda each: each.end_s or 0.0)
 
@@ -89,8 +88,6 @@ class RunRecord:
 
 
 class _Reader(JournalReader):
-    """Also keeps data that a simulation of the run needs."""
-
     def __init__(self) -> None:
         super().__init__()
         self.meta: dict[str, Any] | None = None

@@ -165,14 +165,12 @@ def _narrow(samples: pl.DataFrame) -> pl.DataFrame:
 
 
 def _in_order(samples: pl.DataFrame) -> pl.DataFrame:
-    """Sort by step, prompts in the order of the trace, and number them in a column ``visit``."""
     place = pl.col("row").min().over("step", "prompt").alias("place")
     ordered = samples.with_row_index("row").with_columns(place).sort("step", "place", "index")
     return ordered.with_columns((pl.struct("step", "place").rank("dense") - 1).alias("visit"))
 
 
 def _rewards(column: pl.Series, ends: NDArray[np.int64]) -> list[tuple[float, ...] | None]:
-    """Rewards of each prompt's responses, or None if the trace lacks one."""
     parts = np.split(column.cast(pl.Float64).to_numpy(), ends)
     return [None if np.isnan(part).any() else tuple(part.tolist()) for part in parts]
 

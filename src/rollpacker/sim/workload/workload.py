@@ -140,12 +140,10 @@ class TurnScript:
         return self.before + self.generated
 
     def go_on(self, attempt: AttemptId) -> TurnScript:
-        """Return the same response as another attempt."""
         return replace(self, attempt=attempt)
 
     @property
     def tool_s(self) -> float:
-        """Seconds that it waits for tools in total."""
         return sum(turn.tool_s for turn in self.turns)
 
     @property
@@ -172,7 +170,6 @@ class TurnScript:
         return self._place + 1 == len(self.turns)
 
     def request(self) -> SimulatedRequest:
-        """Return the rest of this turn."""
         return SimulatedRequest(
             self.attempt,
             self.group,
@@ -217,8 +214,6 @@ class Recorded:
 
 @dataclass(slots=True)
 class _Visit:
-    """A drawn prompt: its lengths in the step that samples it."""
-
     number: int
     domain: str
     traits: Floats
@@ -249,9 +244,7 @@ class Workload(Protocol):
 
     def reward(self, step: int, prompt: PromptId, index: int) -> float: ...
 
-    def domain(self, prompt: PromptId) -> str:
-        """Return the domain of a drawn prompt."""
-        ...
+    def domain(self, prompt: PromptId) -> str: ...
 
     def run_s(self, step: int, prompt: PromptId, index: int) -> float:
         """Return the seconds that the response's program would run, in a domain of code."""
@@ -293,7 +286,6 @@ class DrawnWorkload:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Weight of each domain, as a policy takes them."""
         return dict(self._shares)
 
     def remaining(self) -> dict[str, int]:
@@ -321,11 +313,9 @@ class DrawnWorkload:
         )
 
     def _traits(self, number: int) -> Floats:
-        """Traits of the prompt of this number, independent of the draw."""
         return self._lengths.traits(np.random.default_rng([self._seed, 0, number]), 1)
 
     def length(self, step: int, prompt: PromptId, index: int) -> int:
-        """Return the tokens of one response."""
         visit = self._visit(step, prompt)
         lengths = visit.lengths
         while index >= len(lengths):

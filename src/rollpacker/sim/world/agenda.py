@@ -27,7 +27,6 @@ class Agenda:
 
     @property
     def next_at(self) -> float | None:
-        """Time of the next action, or None."""
         return self._heap[0][0] if self._heap else None
 
     def run_next(self) -> bool:

@@ -217,7 +217,6 @@ class Decoder:
         return self._end if self._end is not None else self._plan()
 
     def _must_wait(self) -> bool:
-        """Whether the coming boundary needs a decision."""
         if self._changed and self.waiting:
             return True
         return self._overfull() or bool(self._running and self._first_finish() <= self.decode_steps)
@@ -317,7 +316,6 @@ class Decoder:
             self._end = None
 
     def _plan(self) -> float:
-        """Start the next steps at the present boundary, and return the time of the next event."""
         preempted = self._overfull()
         while self._overfull():
             self._preempt()
@@ -366,7 +364,6 @@ class Decoder:
             self._boundary += seconds
 
     def _enter(self, live: Live, need: int) -> int:
-        """Put a sequence into the batch, and return the tokens to prefill for it."""
         self._tickets += 1
         live.ticket = self._tickets
         live.start = self.decode_steps - live.generated

@@ -49,7 +49,6 @@ class SimulatedJudge:
         self._planned = 0
 
     def submit(self, attempt: AttemptId) -> None:
-        """Judge a response when a slot is free, first in first out."""
         self._waiting.append(attempt)
         self._fill()
         self._plan()
@@ -151,7 +150,6 @@ class SimulatedGrading:
                 self._judge.submit(attempt)
 
     def reload(self) -> None:
-        """Adapt to the number of busy devices."""
         self._judge.reload()
 
     def _ran(self, attempt: AttemptId, case: str, run_s: float) -> None:

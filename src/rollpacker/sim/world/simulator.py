@@ -108,7 +108,6 @@ class Simulation:
         )
 
     def _rows(self, engine: EngineCosts) -> RowCosts | None:
-        """Costs of drafted tokens, or None if the engines do not draft."""
         ahead = self.costs.ahead
         if not ahead.possible:
             return None

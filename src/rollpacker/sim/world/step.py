@@ -83,7 +83,6 @@ class JobResult:
 
     @property
     def samples_per_s(self) -> float:
-        """Trained responses per second."""
         total = sum(s.step_s for s in self.steps)
         return sum(s.samples for s in self.steps) / total if total else 0.0
 
@@ -99,18 +98,15 @@ class JobResult:
 
     @property
     def bubble(self) -> float:
-        """Idle share of device time, weighted by time."""
         total = sum(s.step_s for s in self.steps)
         return sum(s.bubble * s.step_s for s in self.steps) / total if total else 0.0
 
     @property
     def stale_share(self) -> float:
-        """Share of the kept tokens that earlier weights sampled."""
         kept = sum(s.kept_tokens for s in self.steps)
         return sum(s.stale_tokens for s in self.steps) / kept if kept else 0.0
 
     def of(self, kind: RoundKind) -> list[StepResult]:
-        """Return the steps of one kind of round."""
         return [s for s in self.steps if s.kind == kind]
 
 
@@ -126,14 +122,10 @@ class SimulatedAttempt:
     decoding: bool = True
     """An engine has it, or will have it."""
     acting: bool = False
-    """Its environment works."""
     stopping: bool = False
     target: EngineId | None = None
-    """The new engine of a migrating attempt."""
     born: int = 0
-    """Step of its first token."""
     stale: int = 0
-    """Tokens of earlier steps."""
     graded: bool = False
 
 
@@ -150,7 +142,6 @@ class SimulatedStep:
     samples: int = 0
     kept_tokens: int = 0
     longest_tool_s: float = 0.0
-    """Longest time that one response waits for its tools."""
     summed: bool = False
     """Whether there are gradients to apply."""
     over: bool = False
@@ -158,7 +149,6 @@ class SimulatedStep:
         default_factory=dict[AttemptId, SimulatedAttempt]
     )
     trained: set[PromptId] = field(default_factory=set[PromptId])
-    """Kept groups that have gradients."""
     groups: dict[PromptId, tuple[AttemptId, ...]] = field(
         default_factory=dict[PromptId, tuple[AttemptId, ...]]
     )

@@ -35,7 +35,6 @@ class StepWork:
     generated_tokens: int = 0
     preemptions: int = 0
     peak_kv: float = 0.0
-    """Largest share of an engine's KV cache in use."""
     tool_wait_s: float = 0.0
     """Device-seconds in which all attempts of the engine waited for tools."""
 
@@ -78,14 +77,12 @@ class SimWorker:
         self._forming = False
         self._tasks: deque[GradientWork] = deque()
         self.training = False
-        """Whether it computes gradients now."""
         self._trained_at = 0.0
         self._gate = 0.0
         self._due: float | None = None
         self._work = StepWork()
         self._costs = costs
         self.devices = devices
-        """Devices of its engine."""
         self._decoder, self._told = self._engine(), NO_DRAFTS
 
     def _engine(self) -> Decoder:
@@ -93,7 +90,6 @@ class SimWorker:
 
     @property
     def held(self) -> int:
-        """Attempts that it decodes, or that wait for it."""
         return len(self._attempts)
 
     @property
@@ -102,7 +98,6 @@ class SimWorker:
 
     @property
     def busy(self) -> bool:
-        """Whether it has work."""
         return self.decoding or self.training or bool(self._tasks)
 
     @property
@@ -111,7 +106,6 @@ class SimWorker:
         return not (self._attempts or self._inbox or self._forming)
 
     def form(self) -> None:
-        """Hold back submitted attempts until ``set_engine``."""
         self._forming = True
 
     def set_engine(self, costs: EngineCosts, devices: int) -> None:
@@ -152,7 +146,6 @@ class SimWorker:
         return Drafted(*(new - old for new, old in zip(now, told, strict=True)))
 
     def submit(self, course: TurnScript) -> None:
-        """Decode an attempt, from its present token."""
         if self.training or self._forming:
             self._inbox.append(lambda: self.submit(course))
             return
@@ -161,17 +154,14 @@ class SimWorker:
         self._count_quiet()
 
     def wait(self, attempt: AttemptId) -> None:
-        """Note that an attempt of this engine waits for its tools."""
         self._at_tools.add(attempt)
         self._count_quiet()
 
     def leave(self, attempt: AttemptId) -> None:
-        """Note that an attempt no longer waits here."""
         self._at_tools.remove(attempt)
         self._count_quiet()
 
     def _count_quiet(self) -> None:
-        """Add the time in which the engine was free and all its attempts waited for tools."""
         now = self._agenda.now
         if self._quiet_since is not None:
             self._work.tool_wait_s += (now - self._quiet_since) * self.devices
@@ -225,7 +215,6 @@ class SimWorker:
             self.settle()
 
     def _stop_due(self) -> dict[AttemptId, int]:
-        """Stop attempts that are due, and return their tokens."""
         if not self._stopping or self._stop_at > self._agenda.now:
             return {}
         ours = [attempt for attempt in self._stopping if attempt in self._attempts]
@@ -234,8 +223,6 @@ class SimWorker:
         return {attempt: self._drop(attempt, left[attempt]) for attempt in ours}
 
     def _drop(self, attempt: AttemptId, generated: int) -> int:
-        """Drop an attempt with ``generated`` tokens of its turn, and return its tokens of all
-        turns."""
         course = self._attempts.pop(attempt)
         course.generated = generated
         return course.before + generated
@@ -282,7 +269,6 @@ class SimWorker:
         work.preemptions, work.peak_kv = self.pressure()
 
     def end_step(self) -> StepWork:
-        """Return the work since ``begin_step``."""
         self.set_engine(self._costs, self.devices)
         work, self._work = self._work, StepWork()
         return work

@@ -62,7 +62,6 @@ class SimulatedDecoding:
     # What is to be done ------------------------------------------------------------------------
 
     def start(self, attempt: SimulatedAttempt) -> None:
-        """Begin or continue a response."""
         if attempt.course.so_far == attempt.course.tokens:
             self._post(self._finished(attempt))
         elif attempt.course.opens:
@@ -72,7 +71,6 @@ class SimulatedDecoding:
             self._touch(self._engines[attempt.engine]).submit(attempt.course)
 
     def step_environment(self, decision: do.StepEnvironment) -> None:
-        """Give an attempt's environment the turn that has ended."""
         self._wait(self._now.attempts[decision.attempt])
 
     def go_on(self, decision: do.ContinueAttempt) -> None:
@@ -103,7 +101,6 @@ class SimulatedDecoding:
                 known.target = decision.target
 
     def send(self) -> None:
-        """Send each worker its stops, once."""
         stopping, self._stopping = self._stopping, defaultdict(list)
         for engine, attempts in stopping.items():
             self._touch(self._engines[engine]).stop(attempts)
@@ -116,7 +113,6 @@ class SimulatedDecoding:
             self._engines[decision.engine].form()
 
     def form_idle(self) -> None:
-        """Form the engines whose members are all idle."""
         for lead, members in list(self._forming.items()):
             others = [member for member in members if member != lead]
             if self._engines[lead].held or not all(self._engines[m].idle for m in others):
@@ -166,7 +162,6 @@ class SimulatedDecoding:
             self._post(*(self._stop(attempt, tokens) for attempt, tokens in stopped.items()))
 
     def _end(self, id_: AttemptId) -> ev.Event:
-        """An attempt has all tokens of its turn."""
         attempt = self._now.attempts[id_]
         tools = attempt.course.end_turn()
         if not tools:
@@ -187,7 +182,6 @@ class SimulatedDecoding:
         )
 
     def _moved(self, attempt: SimulatedAttempt, target: EngineId) -> ev.AttemptMigrated:
-        """Move an attempt that waits for its environment."""
         id_ = attempt.course.attempt
         self._engines[attempt.engine].leave(id_)
         attempt.engine, attempt.target = target, None
@@ -217,7 +211,6 @@ class SimulatedDecoding:
         return "length" if tokens >= self._cap else "stop"
 
     def _stop(self, id_: AttemptId, tokens: int) -> ev.Event:
-        """An attempt has left its engine: it is over, or continues on another one."""
         attempt = self._now.attempts[id_]
         if attempt.target is None:
             return self._aborted(attempt, tokens)
@@ -336,7 +329,6 @@ class World:
             self._agenda.after(0.0, self._settle)
 
     def _settle(self) -> None:
-        """Let the touched workers plan, at the end of this instant."""
         self._settling = False
         touched, self._touched = sorted(self._touched), set()
         for worker in touched:

@@ -68,7 +68,6 @@ class LogLayout:
     approximated: str = "lengths, by characters"
 
     def fits(self, record: Mapping[str, Any]) -> bool:
-        """Whether a record has the keys of this layout."""
         return (
             all(key in record for key in self.needs)
             and not any(key in record for key in self.lacks)

@@ -129,7 +129,6 @@ class _Log:
     """The last ones. As objects they take ten times the memory of a table."""
     ids: set[str] = field(default_factory=set[str])
     numbers: dict[str, int] = field(default_factory=dict[str, int])
-    """The places of columns with numbers."""
     again: int = 0
     words: dict[str | None, int] = field(default_factory=dict[str | None, int])
     """Each text of a column once, since large logs repeat them."""
@@ -232,7 +231,6 @@ class _Log:
         return [found.get(name) for name in self.numbers]
 
     def trace(self) -> Trace:
-        """Return the trace, and log its approximations."""
         frame = pl.concat([*self.tables, table(self.rows, _CODES)])
         note, task = self.reading.note, self.reading.task
         if guessed := frame["guessed"].sum():
@@ -273,7 +271,6 @@ def _whole(frame: pl.DataFrame, words: pl.Series, task: str) -> pl.DataFrame:
 
 
 def _places(frame: pl.DataFrame) -> pl.Series:
-    """Place of each response among those to its prompt in its step, from 0."""
     keys = frame["step"].to_numpy().astype(np.int64) << 32 | frame["prompt"].to_numpy()
     order = np.argsort(keys, kind="stable")
     firsts = np.flatnonzero(np.diff(keys[order], prepend=-1))
@@ -289,7 +286,6 @@ def _domain(record: Record, layout: LogLayout) -> str | None:
 
 
 def _ending(record: Record, layout: LogLayout) -> tuple[bool | None, str]:
-    """Whether it was truncated, and its state."""
     told = values(record, layout.stop)[-1:] if layout.stop else []
     if not told or not isinstance(told[0], str):
         return (told[0] if told and isinstance(told[0], bool) else None), "kept"

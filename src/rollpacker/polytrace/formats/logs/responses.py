@@ -156,7 +156,6 @@ def responses(path: Path, kind: str, reading: Reading) -> Iterator[LoggedRespons
 
 
 def _is_validation(path: Path) -> bool:
-    """Decide by the file's name, or else by the names of its two nearest folders."""
     names = (path.name, *(folder.name for folder in list(path.resolve().parents)[:2]))
     told = next((found for name in names if (found := _SPLIT.search(name))), None)
     return told is not None and told[1] is None
@@ -171,7 +170,6 @@ def _missing(path: Path, layout: LogLayout) -> str | None:
 
 
 def _split(entry: Record, layout: LogLayout) -> Iterator[Record]:
-    """The records of responses in an entry."""
     missing = next((key for key in layout.needs if key not in entry), None)
     if missing is not None:
         raise ValueError(f"{missing}: missing")

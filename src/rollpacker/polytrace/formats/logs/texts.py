@@ -142,7 +142,6 @@ def _parts(path: str) -> tuple[str, ...]:
 
 @cache
 def _way(way: str) -> tuple[str, str, str]:
-    """The kind of the count, the path, and its first key."""
     how, _, path = way.partition(":")
     return how, path, _parts(path)[0]
 

@@ -87,7 +87,6 @@ def _frame(files: Sequence[Path], folder: Path, reading: Reading) -> pl.DataFram
 
 
 def _with_turns(frame: pl.DataFrame, told: JournalReader) -> pl.DataFrame:
-    """Add columns ``turns`` and ``tools``, null without an environment."""
     kinds = {name: SAMPLES[name] for name in ("turns", "tools")}
     if not set(_TURNS).issubset(frame.columns):
         return frame.with_columns(pl.lit(None, kind).alias(name) for name, kind in kinds.items())
@@ -111,7 +110,6 @@ def _times(frame: pl.DataFrame) -> list[str]:
 
 
 def _episode(row: Record, told: RecordedAttempt | None) -> Record:
-    """A response's turns, with decode times from the journal."""
     if row["turn_tokens"] is None:
         return {}
     given = zip(row["turn_tokens"], row["wait_s"], row["added_tokens"], strict=True)

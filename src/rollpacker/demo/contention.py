@@ -13,11 +13,7 @@ from rollpacker.report.compare import NOISY
 
 
 class Contention:
-    """Measure the CPU time of other processes from now on.
-
-    Args:
-        stat: the kernel's count of CPU time, all processes and all cores.
-    """
+    """Measure the CPU time of other processes from now on, by the kernel's count ``stat``."""
 
     def __init__(self, stat: Path = Path("/proc/stat")) -> None:
         self._stat = stat

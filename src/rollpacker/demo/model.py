@@ -53,9 +53,7 @@ def build_model(
 ) -> PreTrainedModel:
     """Build an untrained float32 model with heads of 32. Torch's global generator is not changed.
 
-    Args:
-        family: ``model_type`` of transformers.
-        settings: keys of the family's configuration, which override the demo's.
+    ``family``: ``model_type`` of transformers. ``settings``: keys of the family's configuration.
     """
     ours = {
         "vocab_size": VOCABULARY,

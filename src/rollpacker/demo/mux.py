@@ -29,11 +29,7 @@ _COMMAND = (sys.executable, "-m", "rollpacker")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """A running daemon.
-
-    Args:
-        token: file of the operator's token.
-    """
+    """A running daemon, and the file of its operator's token."""
 
     url: str
     token: Path

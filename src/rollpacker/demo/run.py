@@ -36,7 +36,7 @@ class Size:
 
     Args:
         steps: GRPO updates in each mode.
-        held_out: problems of the evaluation, never trained on.
+        held_out: problems of the evaluation.
         prompts: per step, of 8 responses each.
         least: fewest lines of reasoning that a problem needs.
         learning_rate: of Adam. Fewer responses per step need a lower one.

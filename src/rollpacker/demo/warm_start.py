@@ -37,12 +37,11 @@ class Recipe:
     """Training of the warm start.
 
     Args:
-        steps: updates.
         step_tokens: padded tokens of one update, about.
         problems: distinct training problems, each seen with and without thought.
         learning_rate: peak of AdamW's, which decays to a tenth along a cosine.
-        answer_weight: weight of answering at once, relative to working it out. With 1.5 the model
-            does so 1.5 / 2.5 of the time.
+        answer_weight: weight of answering at once. With 1.5 the model does so 1.5 / 2.5 of the
+            time.
         idle: median of blank lines behind an answer, log-normal with a deviation of 1. They add
             length that does not depend on the problem. 0 for none.
         family: ``model_type`` of transformers.

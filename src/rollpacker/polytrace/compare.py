@@ -35,8 +35,7 @@ class Comparison:
     """Accuracy is ``1 - |predicted - measured| / measured``.
 
     Args:
-        accuracy_mean: of the step time, over steps.
-        accuracy_worst: of the step time, in the worst step.
+        accuracy_mean, accuracy_worst: of the step time, over steps.
         phases: the phases that both sides have, without the whole step.
         instant: phases left out because a step measured 0 s and the prediction was not 0 s.
         total: accuracy of the sum of the step times.
@@ -52,11 +51,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedSteps:
-    """Seconds by step.
-
-    Args:
-        phases: seconds of each phase in each step, including ``STEP``.
-    """
+    """Seconds of each phase by step, including ``STEP``."""
 
     source: str
     steps: tuple[int, ...]

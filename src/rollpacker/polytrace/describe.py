@@ -227,7 +227,6 @@ class TaskReport:
     Args:
         responses: finished responses. The other values are theirs.
         aborted: responses left out, since only a lower bound of their length is known.
-        mean: of the response lengths, as are ``p50`` to ``max``.
         max_over_median: ``max / p50``, with a median of at least 1.
         cap_guessed: the cap is not recorded. It is the longest length, which several share.
         cap_share: share of truncated responses.
@@ -236,7 +235,6 @@ class TaskReport:
         tail_index: Hill's exponent. The smaller it is, the heavier the tail.
         tail_auc_first: see ``TailPrediction``.
         idle_fraction: see ``SynchronousRound``, of all rounds together.
-        reward_time_share: see the function of this name.
     """
 
     responses: int

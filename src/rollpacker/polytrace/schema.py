@@ -88,8 +88,8 @@ class Trace:
 
     Args:
         samples: one row per response, columns ``SAMPLES``.
-        reward_batches: seconds that a rank spent on the rewards of a step, ``REWARD_BATCHES``.
-        filters: prompts of a generation batch that dynamic sampling kept, ``FILTERS``.
+        reward_batches: seconds that a rank spent on the rewards of a step.
+        filters: prompts of a generation batch that dynamic sampling kept.
     """
 
     samples: pl.DataFrame

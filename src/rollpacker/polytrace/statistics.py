@@ -98,12 +98,7 @@ def correlations(tokens: Floats, groups: NDArray[np.int64]) -> tuple[float, floa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
-    """Counts of a task's responses, and their correlation.
-
-    Args:
-        icc: intraclass correlation of length within a prompt. None with one response each.
-        icc_log: of log length.
-    """
+    """Counts of a task's responses, and their ICC of length. None with one response per prompt."""
 
     responses: int
     aborted: int
@@ -207,12 +202,11 @@ def area_under_curve(scores: Floats, labels: NDArray[np.bool_]) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drift:
-    """Change of a prompt's mean log length over steps.
+    """Change of a prompt's mean log length per step, with p-values.
 
     Args:
-        slope: change of log length per step (about the relative change of length).
-        slope_p: p-value of no linear trend (t test over visits).
-        differ_p: p-value of equal distributions in all steps (Kruskal and Wallis over visits).
+        slope_p: of no linear trend (t test over visits).
+        differ_p: of equal distributions in all steps (Kruskal and Wallis over visits).
     """
 
     slope: float

@@ -31,9 +31,7 @@ def write_trace_report(
 ) -> Path:
     """Write a page of plots and plain sentences, and return its path.
 
-    Args:
-        reports: results of ``characterize``, by task.
-        out: the HTML file. A missing folder is made.
+    ``reports``: results of ``characterize``, by task. A missing folder of ``out`` is made.
     """
     return page.write_page(_page(trace, reports, layout or Layout()), out)
 

@@ -251,11 +251,9 @@ ASSUMED_DRAFTS = DraftCases(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostCase:
-    """Possible costs of a job.
+    """Possible costs of a job, with any positive ``weight``.
 
-    Args:
-        gpus: devices. None takes the calibration's.
-        weight: any positive number, relative to other cases.
+    ``gpus``: None takes the calibration's.
     """
 
     calibration: Calibration
@@ -271,8 +269,7 @@ class EstimatedJob:
         rollout: the run's section. Its mode is replaced.
         cases: costs, the likeliest first.
         graded: the calibration's seconds of grading are charged.
-        costs: descriptions of the costs, by subject.
-        left_out: description of the simulation's omissions.
+        costs, left_out: descriptions of the costs, by subject, and of the simulation's omissions.
         ahead: its engines draft, in modes that let them.
         repeats: relative deviation between two runs of the same job.
         texts: its responses have texts, so drafts can be measured on them.

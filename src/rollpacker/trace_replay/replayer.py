@@ -29,13 +29,11 @@ class Replayed:
         rollout_s: seconds from the first request to the end of the last response.
         tool_wait_s: the part of it in which the engine was empty until a tool answered.
         reward_s: from the end of the rollout to the last reward.
-        generated_tokens: sampled, exactly as planned.
         context_tokens: of all turns' prompts.
         cached_tokens: of these, found in the prefix cache when the trace was recorded.
         kept_tokens: of these, whose KV the engine had kept from the turn before.
         prefill_tokens: run through the model, of prompts and of preempted responses.
         peak_running: most sequences decoded together.
-        preemptions: for lack of KV cache.
     """
 
     step: int
@@ -97,15 +95,13 @@ class _Conversation:
 class Replayer:
     """Runs plans, one step at a time.
 
-    The first turns of a group share its prompt's prefill. Each later turn continues the one before.
-    The engine keeps that turn's KV meanwhile, as long as there is room.
+    The first turns of a group share its prompt's prefill. Each later turn continues the one before,
+    whose KV the engine keeps as long as there is room.
 
     Args:
         engine: idle. It samples at temperature 1 and stops only at the forced length.
         vocabulary: token ids are drawn below this.
-        seed: of the prompts' ids and of the sampling.
-        now: seconds from an arbitrary zero, to time the phases.
-        sleep: waits for tools and rewards.
+        now: seconds from an arbitrary zero.
     """
 
     def __init__(

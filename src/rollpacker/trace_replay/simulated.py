@@ -53,10 +53,7 @@ def replay(
 ) -> dict[str, Any]:
     """Simulate one step, with every response at its recorded length, and return its measurements.
 
-    Args:
-        gpus: None takes the calibration's.
-        concurrency: most sequences that an engine decodes together.
-        seed: of values that the trace lacks.
+    ``gpus``: None takes the calibration's. ``concurrency``: most sequences per engine.
     """
     config = SimulationConfig(
         calibration=costs.name,

@@ -25,9 +25,7 @@ _NEEDED = ["step", "prompt", "attempt", "finish_reason"]
 class Said:
     """One response that ended by itself or at the longest length.
 
-    Args:
-        prompt: id, the same for all responses to a prompt.
-        said: token ids if the log has them, else the text.
+    ``prompt`` is the prompt's id. ``said`` are token ids if the log has them, else the text.
     """
 
     step: int

@@ -42,12 +42,10 @@ class Goodness:
 
     Args:
         ks: largest distance of the two cumulative distributions (Kolmogorov and Smirnov).
-        mean_error: generated over measured, minus 1.
-        quantile_error: the same by ``p50`` to ``p99``.
+        mean_error: generated over measured, minus 1. ``quantile_error``: the same by ``p50`` to
+            ``p99``.
         icc: of the trace. NaN if prompts have one response.
         icc_error: generated minus measured.
-        icc_log: of log length.
-        icc_log_error: generated minus measured.
     """
 
     responses: int

@@ -93,7 +93,7 @@ def response(row: dict[str, Any], scale: Scale) -> TraceResponse:
 
 
 def _tools(calls: Sequence[dict[str, Any]], turns: int) -> list[list[dict[str, Any]]]:
-    """The calls of each turn. A call without a turn belongs to the turn of its own position."""
+    """A call without a turn belongs to the turn of its own position."""
     found: list[list[dict[str, Any]]] = [[] for _ in range(turns)]
     for place, call in enumerate(calls):
         turn = place if call["turn"] is None else call["turn"]
@@ -135,7 +135,6 @@ class TurnModel:
         concentration: of the Dirichlet around the shares, for 1, 2, ... turns.
         calls: chance of 0, 1, ... tool calls in a turn that is not the last.
         tool_tokens: tokens that a call adds to the context.
-        tool_latency_s: seconds of a call.
         framing: tokens that the chat template adds between turns.
         cached_first: share of the first turn's prompt found in the prefix cache.
         cached_later: share of the earlier context found there at a later turn.

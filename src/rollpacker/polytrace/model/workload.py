@@ -23,11 +23,8 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptModel:
-    """Prompt lengths, joint with response lengths.
-
-    Args:
-        correlation: of the prompt's normal score with the shared level of its responses.
-    """
+    """Prompt lengths, and the correlation of their normal scores with the responses' shared
+    level."""
 
     tokens: QuantileTable
     correlation: float = 0.0
@@ -35,11 +32,9 @@ class PromptModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriftModel:
-    """A trend of log length, constant outside the observed steps.
+    """A trend of log length per step, constant outside the observed ``steps``.
 
-    Args:
-        slope: change of log length per step.
-        steps: number of observed steps. The middle one has the model's marginal.
+    The middle step has the model's marginal.
     """
 
     slope: float = 0.0
@@ -64,13 +59,7 @@ class RewardModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadModel:
-    """One task's workload.
-
-    Args:
-        turns: turns and tool calls. None for single-turn tasks.
-        rewards: seconds of grading. None if unknown.
-        source: description of the data that it was fitted to.
-    """
+    """One task's workload. ``turns`` is None for single-turn tasks, ``rewards`` if unknown."""
 
     task: str
     lengths: Annotated[CopulaLengths | LengthModel, Field(discriminator="kind")]
@@ -143,12 +132,8 @@ def generate(
 ) -> Trace:
     """Draw a workload of fresh prompts. The same arguments give the same trace.
 
-    Args:
-        steps: number of steps, numbered from 0.
-        prompts: per step. Default: the model's number.
-        responses: per prompt. Default: the model's number.
-
-    Raises ``ValueError`` if a number is below 1.
+    ``prompts`` (per step) and ``responses`` (per prompt) default to the model's numbers. Raises
+    ``ValueError`` if a number is below 1.
     """
     chosen = (steps, prompts or model.prompts, responses or model.responses)
     if min(chosen) < 1:

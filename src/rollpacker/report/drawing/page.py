@@ -43,10 +43,8 @@ class Section:
 
     Args:
         id: anchor and name of its data in the page.
-        text: plain sentences that guide the reader.
         figure: plotly ``data`` and ``layout``.
         gantt: charts for the script (``charts``, ``marked``, ``shown``, ``select``).
-        table: shown below the plot.
         browser: responses for the script to search (``rows``, ``prompts``, ``kinds``, ``rewards``).
         code: shown unchanged, folded.
     """
@@ -64,12 +62,8 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """The contents of a page.
-
-    Args:
-        facts: the page's numbers unrounded, for scripts.
-        links: addresses of other pages, relative to this one, by name.
-    """
+    """A page. ``facts`` are its unrounded numbers for scripts, ``links`` relative addresses by
+    name."""
 
     title: str
     subtitle: str

@@ -75,9 +75,7 @@ def _histogram(values: Floats, name: str, colour: str, *, whole: bool) -> Figure
 def within_and_between(lengths: Floats, groups: NDArray[np.int64]) -> Figure | None:
     """Plot each response against the others of its prompt. None if prompts have one response.
 
-    Args:
-        lengths: tokens, at least 1, shape (n,).
-        groups: visit of each, from 0, shape (n,).
+    ``lengths``: tokens, at least 1, shape (n,). ``groups``: visit of each, from 0, shape (n,).
     """
     logs = np.log(lengths)
     sizes = np.bincount(groups)[groups]

@@ -25,7 +25,7 @@ class Message:
     """One message of a conversation.
 
     Args:
-        name: of the tool. Empty if none is named.
+        name: of the tool, or empty.
         content: as text. If calls in it could not be parsed, the whole reply.
         errors: of calls that could not be parsed.
         turn: number, from 1, of the model's turn. 0 for other messages.

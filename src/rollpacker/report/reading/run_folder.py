@@ -71,17 +71,13 @@ class RunFolder:
     """The tables of one run. Times are seconds since the run began.
 
     Args:
-        config_text: ``config.yaml`` as written.
         metrics: one object per step, by step. For a step that was repeated, the last.
         samples: one row per attempt: the columns of ``core/sample_table.py`` without texts.
         missing: number of a step's responses without a row, because a part is gone or damaged.
-        tasks: one row per gradient task on a worker (``TASK_COLUMNS``).
-        moves: start and migrations of the attempts that changed workers (``MOVE_COLUMNS``).
-        formed: workers whose devices were joined (``FORMED_COLUMNS``).
-        rounds: start and end of each step's rollout (``ROUND_COLUMNS``).
-        waits: attempts' waits for their environment (``WAIT_COLUMNS``). The end is null if the
-            attempt ended with the wait.
-        summary: ``summary.json``. Empty while the run has not finished.
+        moves: start and migrations of the attempts that changed workers.
+        formed: workers whose devices were joined.
+        waits: attempts' waits for their environment. The end is null if the attempt ended with it.
+        summary: empty while the run has not finished.
         places: the workers of these tables if engines and replicas are separate. Replicas are
             numbered after the engines.
     """

@@ -102,7 +102,6 @@ class DecoderLayer:
     Args:
         matrices: of the mixer's linear layers.
         feed_forward: those of MLPs that every token passes.
-        expert: those of one expert, if a router chooses among experts.
         routed: number of experts per token.
         other: further weights: norms, biases, convolutions, routers.
         output: inputs of the mixer's last matrix.

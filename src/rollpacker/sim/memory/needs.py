@@ -394,11 +394,10 @@ def _kv_token_bytes(job: Placed, devices: int) -> float:
 
 
 def _kv(job: Placed, devices: int, trained: float, held: float) -> tuple[int, Part]:
-    """KV budget of an engine of so many devices in tokens, and its bytes on each of them.
+    """KV budget of an engine in tokens, and its bytes on each device.
 
-    Args:
-        trained: bytes of the trainer's weights.
-        held: of the engine's own, and its forward pass.
+    ``trained``: bytes of the trainer's weights. ``held``: of the engine's own, and its forward
+    pass.
     """
     engine, token = job.config.engine, _kv_token_bytes(job, devices)
     if not isinstance(engine, MiniEngineConfig | VllmEngineConfig):

@@ -281,9 +281,7 @@ def gpu_defaults(
 ) -> Changes:
     """Return values for unset keys. Keys of memory keep their defaults if nothing fits.
 
-    Args:
-        vllm: it is installed there, and runs the model.
-        bfloat16: the GPUs compute in it.
+    ``vllm``: it is installed there, and runs the model. ``bfloat16``: the GPUs compute in it.
     """
     unset = left_out(config)
     changes: dict[str, Any] = {}

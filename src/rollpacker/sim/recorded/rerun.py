@@ -25,8 +25,7 @@ class Tried(NamedTuple):
     """A recorded attempt.
 
     Args:
-        turns: finished turns of its environment, from the environment's start on. Empty without an
-            environment.
+        turns: finished turns of its environment, from the environment's start on.
         tokens: sampled. A lower bound until it has ended.
         waited_s: seconds of its environment's work when it was stopped. None if it was not.
     """

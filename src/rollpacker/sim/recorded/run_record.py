@@ -70,12 +70,10 @@ class RunStep:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A run.
+    """A run's finished steps in order.
 
-    Args:
-        steps: those that ended, in order.
-        cores: that workers share with the driver. 0 if it has its own, or if unknown.
-        max_running: most sequences that an engine decoded together. None if unknown.
+    ``cores``: shared by workers and driver. 0 if the driver has its own, or if unknown.
+    ``max_running``: most sequences that an engine decoded together. None if unknown.
     """
 
     name: str

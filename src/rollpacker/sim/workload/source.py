@@ -23,12 +23,7 @@ from rollpacker.sim.workload.workload import Recorded, recorded_turns
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardTimes:
-    """Seconds of grading in a trace.
-
-    Args:
-        each_s: of one response.
-        phase_s: of a step's phase. None if a step was not graded all at once.
-    """
+    """Seconds of grading one response, and of a step's phase. None if a step has no phase."""
 
     each_s: float
     phase_s: float | None

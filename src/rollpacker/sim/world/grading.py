@@ -20,9 +20,8 @@ class SimulatedJudge:
     """Judges up to ``judge_slots`` responses at once, all at the speed that the present load
     allows.
 
-    Args:
-        load: share of the devices that decode or train now, 0 to 1.
-        wanted: whether a response still needs its judgement when a slot is free.
+    ``load``: share of busy devices, 0 to 1. ``wanted``: whether a response still needs its
+    judgement.
     """
 
     def __init__(
@@ -105,10 +104,7 @@ class SimulatedGrading:
     """Reward services that run beside the rollout.
 
     Math and code have as many processes as they need. The judge has ``judge_slots``, and is slow
-    while its devices work.
-
-    Args:
-        load: share of the devices that decode or train now, 0 to 1.
+    while its devices work. ``load``: share of busy devices, 0 to 1.
     """
 
     def __init__(

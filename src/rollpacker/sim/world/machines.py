@@ -107,8 +107,7 @@ class WorldCosts:
         start_s: once per rollout.
         sync_s: new weights to the engines.
         apply_s: reduce and update.
-        reward_phase_s: length of a reward phase after the rollout. None: rewards are a service
-            beside the rollout.
+        reward_phase_s: length of a reward phase after the rollout. None: rewards are a service.
         driver: work of the driver on the workers' cores. None if it has its own.
     """
 

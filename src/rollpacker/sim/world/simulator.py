@@ -37,13 +37,10 @@ _BOUND_SAMPLES = 4096
 
 
 class Simulation:
-    """One job on simulated machines.
+    """One job on simulated machines. Raises ``ValueError`` if the machines cannot run it.
 
-    Args:
-        record: takes every event with its decisions.
-        grows: larger engines may take over a tail. Runs allow this only with a planner.
-
-    Raises ``ValueError`` if the machines cannot run it.
+    ``record`` takes every event with its decisions. ``grows``: larger engines may take over a tail,
+    which runs allow only with a planner.
     """
 
     def __init__(

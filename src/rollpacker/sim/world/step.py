@@ -24,8 +24,7 @@ class StepResult:
         train_s: from the end of the rollout to the end of the step.
         decode_steps: of the engine with the most.
         peak_kv: largest share of an engine's KV cache in use.
-        bubble: share of device time, including sync, without decoding or gradients, and not in
-            ``tool_wait_s``.
+        bubble: share of device time without decoding, gradients or ``tool_wait_s``.
         tool_wait_s: while all responses of an engine wait for tools, mean over engines.
         longest_tool_s: longest time that one response waits for its tools.
         stale_tokens: kept tokens that were decoded in earlier steps.
@@ -62,11 +61,9 @@ class JobResult:
     """A simulated job.
 
     Args:
-        kept_vs_true_len: mean length of kept responses over that of all responses sampled without a
-            race.
+        kept_vs_true_len: mean length of kept responses over that of all sampled without a race.
         packing_s: mean seconds of a step's rollout if every engine were always full, without tools.
-        cap: tokens of the longest possible response.
-        single_sequence_s: seconds of such a response, decoded alone, without tools.
+        single_sequence_s: seconds of a response of ``cap`` tokens, decoded alone, without tools.
         sim_wall_s: seconds that the simulation took, if its caller measured them.
     """
 

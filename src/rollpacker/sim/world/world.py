@@ -222,9 +222,8 @@ class SimulatedDecoding:
 class World:
     """Simulated machines under a real policy.
 
-    Args:
-        measure: report a round's preemptions to the policy.
-        record: takes every event with its decisions (a journal's ``record``).
+    ``measure``: report a round's preemptions to the policy. ``record`` takes every event with its
+    decisions.
     """
 
     def __init__(

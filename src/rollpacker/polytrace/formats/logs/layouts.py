@@ -20,17 +20,12 @@ class LogLayout:
     """One trainer's layout. If there are several paths, the first that exists counts.
 
     Args:
-        needs: keys that each record has.
         lists: a record has at least one of these keys, with a list.
-        lacks: keys that no record has.
         prompt: paths of the prompt. The prompt's id is made of it.
-        response: paths of the response, text or chat messages.
-        conversation: path of both in one: messages, or texts that alternate.
+        conversation: path of prompt and response in one: messages, or texts that alternate.
         tokens: ways to count the sampled tokens, before those for all trainers.
-        prompt_tokens: the same for the prompt.
         prefix: paths of token ids and of their mask. The prompt ends where the mask begins.
         reward: paths of the score. A list is summed.
-        step: paths of the training step.
         stepless: without a step in record or names, all are of step 0, and a note is logged.
         numbers: a bare number in a file's name is a step, without the word.
         stop: path of the finish reason. The last one counts.
@@ -40,7 +35,6 @@ class LogLayout:
             lists of one. Otherwise it is the path of the responses within the record.
         relogged: files with the same responses of different steps are copies. Without a score, the
             reward is a sum of columns (``rewards``).
-        approximated: description of inexact values.
     """
 
     title: str

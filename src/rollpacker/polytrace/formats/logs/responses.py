@@ -86,7 +86,6 @@ class LoggedResponse:
         unit: number of the line or row that holds many responses. 0 if the file is the unit.
         completion: texts of all speakers. None if there are no texts.
         step: of training. None if unknown.
-        validation: whether it is of an evaluation.
     """
 
     where: str

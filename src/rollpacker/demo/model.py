@@ -13,9 +13,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 CONTEXT = 1024
-"""Positions that the model knows."""
 PAD_ID, EOS_ID = 0, 1
-"""Token ids of padding and of the end of a response."""
 _PAD, _EOS = "<pad>", "<eos>"
 _PIECES = (
     "Find the Greatest Common Divisor (GCD) of these numbers: ",

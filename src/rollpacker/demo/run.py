@@ -25,9 +25,7 @@ SCOPE = (
     "responses run. Racing pays if a decode step costs the same for any number of sequences, as on "
     "a GPU. To predict each mode's gain on your cluster: rollpacker estimate --from YOUR_LOGS"
 )
-"""The limits of the demo's measurements."""
 _PLAIN_EVERY = 9
-"""Steps per log line if the output is not a terminal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

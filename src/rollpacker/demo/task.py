@@ -16,7 +16,6 @@ from reasoning_gym.factory import create_dataset
 LARGEST = 99
 """Numbers are in 1..LARGEST: two digits are enough."""
 END_OF_THOUGHT = "</think>"
-"""Separates the chain of thought from the answer."""
 _BUCKETS = 4
 _SEED_STRIDE = 1_000_003
 _MOST_DRAWS = 60_000

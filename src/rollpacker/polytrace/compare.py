@@ -15,9 +15,7 @@ from numpy.typing import NDArray
 from rollpacker.polytrace.schema import TraceError
 
 STEP = "step"
-"""Name of the whole step among the phases."""
 METRICS = {STEP: "step_time", "rollout": "timing_s/rollout", "train": "timing_s/train"}
-"""Metrics of the phases that a run times itself."""
 _PHASES = {metric: phase for phase, metric in METRICS.items()}
 _SHOWN = 5
 
@@ -91,7 +89,6 @@ def compare(predicted: TimedSteps, measured: TimedSteps) -> Comparison:
 def _accuracies(
     name: str, given: Sequence[float], seen: Sequence[float], steps: Sequence[int]
 ) -> NDArray[np.float64]:
-    """Accuracy of each step, not finite if a phase was measured as 0 s and predicted as more."""
     predicted, measured = np.asarray(given, np.float64), np.asarray(seen, np.float64)
     least = measured > 0.0 if name == STEP else measured >= 0.0
     bad = ~(np.isfinite(predicted) & np.isfinite(measured) & least)

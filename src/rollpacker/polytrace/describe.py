@@ -97,7 +97,6 @@ def synchronous_rounds(samples: pl.DataFrame, layout: Layout) -> dict[int, Synch
 
 
 def _engine(lengths: Ints, layout: Layout) -> tuple[float, float]:
-    """Seconds until an engine is done, and its decode slots' seconds in use."""
     if lengths.size == 0:
         return 0.0, 0.0
     starts = _admitted(lengths, layout.slots)
@@ -111,7 +110,6 @@ def _engine(lengths: Ints, layout: Layout) -> tuple[float, float]:
 
 
 def _admitted(lengths: Ints, slots: int) -> Ints:
-    """Decode step at which each sequence gets a slot, first come first served."""
     starts = np.zeros(lengths.size, np.int64)
     ends = [int(length) for length in lengths[:slots]]
     heapq.heapify(ends)

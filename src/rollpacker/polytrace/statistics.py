@@ -138,9 +138,8 @@ def read_of(samples: pl.DataFrame) -> Read:
 def known_cap(samples: pl.DataFrame) -> int | None:
     """Return the longest allowed response in tokens, or None if it is unknown.
 
-    The recorded cap counts, unless responses are longer: then it limits one turn. Without one, the
-    maximum counts if several responses share it, but not all. Repetitions of one response do not
-    count, since greedy sampling repeats it in every step and group.
+    The recorded cap counts, unless responses are longer: then it limits one turn. Else the maximum
+    counts if several responses share it, but not all, and if they are no copies of one response.
     """
     lengths = finished(samples)["response_tokens"].to_numpy()
     longest = int(lengths.max()) if lengths.size else 0
@@ -255,7 +254,7 @@ def tail_prediction(samples: pl.DataFrame) -> TailPrediction:
     """Predict which visits of prompts hold a tail response.
 
     All responses of a prompt start together, so the shortest finishes first. The longest response
-    never predicts itself: a prompt needs more responses than the predictor has seen.
+    never predicts itself.
     """
     length = pl.col("response_tokens")
     visits = samples.group_by("step", "prompt").agg(
@@ -298,12 +297,10 @@ _TAILS = (0.025, 0.975)
 def intervals(tokens: Floats, groups: NDArray[np.int64], seed: int = 0) -> dict[str, Interval]:
     """Return 95% intervals of ``mean``, ``p50``, ``p99``, ``icc`` and ``icc_log``.
 
-    Efron (1979), with clusters drawn with replacement, and fewer draws for very large traces. Empty
-    with fewer than two visits. Without correlations if fewer than two visits have two responses.
+    Efron (1979), with clusters drawn with replacement. Empty with fewer than two visits, and
+    without correlations if fewer than two visits have two responses.
 
-    Args:
-        tokens: lengths, at least 1, shape (n,).
-        groups: visit of each, from 0, shape (n,).
+    ``tokens``: lengths, at least 1, shape (n,). ``groups``: visit of each, from 0, shape (n,).
     """
     count = int(groups.max()) + 1
     if count < 2:

@@ -26,7 +26,6 @@ from rollpacker.report.reading.run_folder import ReportError, RunFolder, load_ru
 from rollpacker.report.run_report import run_facts
 
 BASELINE = "off"
-"""The mode that speed-ups are relative to."""
 NOISY = 0.15
 """Times are noise if others take at least this share of the cores."""
 EARLY_STEP = 1
@@ -54,7 +53,6 @@ def write_comparison(runs: Mapping[str, Path], summary: Mapping[str, Any], out: 
         summary: ``before`` (accuracies before training), ``modes`` (results by mode), ``speedup``
             (``wall``, ``decode_steps``), ``recommended_mode`` and, if known, ``cluster`` (the
             result of ``demo.cluster.run_cluster``, shown only if every emulation kept up).
-        out: the HTML file to write.
 
     Raises ``ReportError`` (a ``ValueError``) with one line if a run cannot be read or the summary
     lacks a mode.

@@ -34,7 +34,6 @@ from rollpacker.report.sections import (
 
 _REWARD = "Reward"
 MAX_TABLE_ROWS = 1_500
-"""Rows of the per-step table. Longer tables are thinned evenly."""
 
 
 def write_report(run: Path, say: Callable[[str], None] = lambda _line: None) -> Path:
@@ -145,7 +144,6 @@ def run_facts(
 
 
 def _drafted_last(metrics: figures.Metrics) -> float | None:
-    """Tokens per decode step with a draft, of the responses that ended a rollout."""
     tokens = present(metrics, "speculation/last_tokens_per_verification")
     steps = present(metrics, "speculation/last_verifications")
     total = sum(steps)

@@ -63,9 +63,7 @@ def _ends(run: RunFolder) -> str:
 # --- browser --------------------------------------------------------------------------------------
 
 MOST_BYTES = 10_000_000
-"""Most bytes of all responses in a page."""
 PER_KIND = 8
-"""Responses of a step in each of the four lists."""
 LONGEST = 20_000
 """Characters of a text. Longer texts lose their middle. A conversation's messages share this
 limit, but each may have ``_SHORTEST``."""
@@ -292,7 +290,6 @@ def _shares(parts: list[float | None], wholes: list[float | None]) -> list[float
 # --- programs -------------------------------------------------------------------------------------
 
 SHOWN = 10
-"""The slowest tests listed, and as many that fail most."""
 
 _TIMEOUTS = ("tle_cpu", "tle_idle")
 

@@ -1,9 +1,8 @@
 """Write ``timeline.json``: a run as a Chrome trace, which opens in ui.perfetto.dev.
 
-The format is the Trace Event Format of Chromium: metadata ``M``, complete ``X`` and counter ``C``
-events, times in microseconds. Processes are the run's steps, the workers (or separate engines and
-replicas) and the rewards. Threads are decode slots and gradient lanes, so a thread's events nest or
-follow each other. A response's event contains its waits for its environment.
+The format is Chromium's Trace Event Format, with times in microseconds. Processes are the steps,
+the workers (or separate engines and replicas) and the rewards. Threads are decode slots and
+gradient lanes, so a thread's events nest or follow each other.
 """
 
 from __future__ import annotations

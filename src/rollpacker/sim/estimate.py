@@ -169,7 +169,6 @@ def _use(recommended: str, chosen: ModeEstimate, left_out: str) -> str:
 
 
 def _cause(depends: Dependence | None) -> str:
-    """The reason why a race drops long responses and not only long prompts."""
     if depends is None or depends == "a property of the prompt":
         return ""
     return f" since length is {'only ' if depends.startswith('partly') else ''}{depends}"
@@ -185,16 +184,13 @@ def _keeps(mode: ModeEstimate) -> str:
 
 MODES: tuple[TailMode, ...] = ("off", "exact", "auto", "prompts", "race")
 ALL = (*MODES, "partial", AHEAD)
-"""Rows of a table, without the user's own rules."""
 _CYCLE = 5
 """Steps from one empty queue to the next, at over-provisioning 1.25."""
 _JOBS = 4
-"""Simulated jobs per mode."""
 _LEARNS, _CYCLES = 10, 3
 """Steps before mode ``auto`` leaves ``exact``, and the factor of its cycles' length."""
 _MOST_STEPS = 20
 _MOST_ATTEMPTS = 5_200
-"""Responses of one simulated job, about a second."""
 _REPEATS, _REPEATS_CPU = 0.05, 0.07
 """Relative deviation of one job's speed-up. An emulated 7B run's ``exact`` was 1.98 instead of
 2.10, and the demo's on a CPU were 1.11, 1.20 and 1.27."""
@@ -210,11 +206,9 @@ class Estimate:
     Args:
         read: finished responses in the trace.
         icc: intraclass correlation of length within a prompt. None with one response each.
-        modes: by name. Mode ``partial`` is missing for responses with tools. It is not on-policy
-            and never recommended. ``AHEAD`` is missing if ``exact`` uses speculative decoding
-            already.
-        recommended: the mode with the smallest effect on training, within the bias limit, that is
-            not clearly beaten.
+        modes: by name. ``partial`` is missing for responses with tools and never recommended.
+            ``AHEAD`` is missing if ``exact`` uses speculative decoding already.
+        recommended: the mode with the smallest effect on training that is not clearly beaten.
     """
 
     task: str

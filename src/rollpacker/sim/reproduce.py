@@ -78,7 +78,6 @@ SETTINGS = {
     "16k": ("paper-14b-16k", "paper-16k", "14B/16k"),
     "32k": ("paper-32b-32k", "paper-32k", "32B/32k"),
 }
-"""Calibration, length model and title of the paper's settings."""
 CYCLE = 5
 """Rounds from one long round to the next at 1.25 prompts started per prompt kept."""
 
@@ -141,9 +140,7 @@ def job(
 
 
 PAPER_STREAMING: Tree = {"scaling": "paper"}
-"""The stream trainer with the paper's rule."""
 THREE_DOMAINS: Tree = {"domains": {name: {"reward": name} for name in ("math", "code", "judge")}}
-"""The paper's mix: a third each."""
 PARTS = ("tail batching", "reward", "parallelism", "trainer")
 """Parts of RollPacker, in the order in which the paper adds them."""
 
@@ -198,7 +195,6 @@ class Figure:
 
 
 FIGURES: dict[str, Figure] = {}
-"""By the name of the table or figure."""
 
 _Rows = Callable[[Results], list[ResultRow]]
 
@@ -565,7 +561,6 @@ def _table4(results: Results) -> list[ResultRow]:
 GPUS = (32, 64, 128)
 FIG14 = {"veRL": (1.00, 1.42, 2.18), "RollPacker": (2.22, 3.37, 4.81)}
 _RULES = {"same batch": 0.0, "batch by root of GPUs": 0.5, "batch by GPUs": 1.0}
-"""Growth of the batch, as a power of the number of GPUs."""
 
 
 def scaled(base: PaperJob, gpus: int, power: float) -> PaperJob:
@@ -593,7 +588,6 @@ def _fig14_jobs() -> dict[str, PaperJob]:
 
 @_exhibit("fig14", "Samples per second with the number of GPUs, 14B", _fig14_jobs)
 def _fig14(results: Results) -> list[ResultRow]:
-    """Speed-up over veRL's on 32 GPUs. That column is also a cell of Table 2."""
     note = (
         "assumes how the batch grows, which the paper does not say; the judge's slots grow with "
         "the GPUs"

@@ -67,10 +67,8 @@ def read(
         tick: gets numbers of bytes read.
         count: counts tokens of texts if a log does not. Default: an estimate by characters.
 
-    Raises:
-        TraceError: a line is wrong (file, line and field are named), the trace is empty, or the
-            format is unknown.
-        OSError: a file cannot be read.
+    Raises ``OSError``, and ``TraceError`` if a line is wrong (file, line and field are named), the
+    trace is empty, or the format is unknown.
     """
     found = detect.sources(path, format)
     if task is not None and len(found) > 1:

@@ -72,9 +72,7 @@ _TITLES = {
 class TaskFiles:
     """The files of one task, by format, in the order of the numbers in their names.
 
-    Args:
-        left: files beside them that cannot be read.
-        notes: other omissions.
+    ``left`` are files that cannot be read, ``notes`` other omissions.
     """
 
     task: str

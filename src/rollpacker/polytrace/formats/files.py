@@ -126,7 +126,6 @@ def _of_zstd(path: Path, tick: Tick) -> Iterator[bytes]:
 # --- JSON lines: problems by line, and types of fields
 
 Record = dict[str, Any]
-"""One line: a JSON object."""
 Note = Callable[[str], None]
 """Gets one line each about a reader's approximations or a writer's omissions."""
 
@@ -151,7 +150,6 @@ _EXPECTED = {
     "bool_type": "true or false",
     "list_type": "a list",
 }
-"""By pydantic's name of the problem."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +288,6 @@ def table(rows: Iterable[Mapping[str, Any]], schema: dict[str, pl.DataType]) -> 
 # --- The circumstances of reading
 
 TokenCount = Callable[[str], int]
-"""Counts the tokens of a text."""
 _CHANCE = 4
 """Fewer equal records in two tasks may be chance."""
 
@@ -335,10 +332,10 @@ class Repeats:
 
 @dataclass(slots=True)
 class Copied:
-    """Find responses with which a file, or a unit of it, repeats all of an earlier one.
+    """Find responses with which a file, or a unit of it (a line with many), repeats all of an
+    earlier one.
 
-    A unit is a line with many responses. Trainers write growing tables again and again, so a file
-    may begin with an earlier file. ``found`` counts such responses.
+    Trainers write growing tables again and again. ``found`` counts the repeated responses.
     """
 
     repeats: Repeats
@@ -364,7 +361,6 @@ class Copied:
         return count
 
     def end(self) -> None:
-        """End the file or the unit."""
         self.repeats.prints.setdefault(self._print, (self.task, self.path))
         self._print = self._count = 0
 
@@ -479,7 +475,6 @@ def beginning(path: Path) -> tuple[list[Record], str]:
 
 
 def _numbered(path: Path, reading: Reading) -> Iterator[tuple[int, bytes]]:
-    """Lines with numbers. Reports a packed file that ends too early."""
     number = 0
     try:
         for raw in lines(path, reading.tick):
@@ -574,7 +569,6 @@ def _whole(path: Path, reading: Reading) -> str:
 
 
 def _rows(path: Path, reading: Reading) -> Iterator[tuple[int, Record]]:
-    """Rows of a parquet file, few in memory at once, with nested values as lists and dicts."""
     number = 0
     try:
         for batch in pl.scan_parquet(path).collect_batches(chunk_size=_ROWS_AT_ONCE):

@@ -165,9 +165,7 @@ class DapoFilterLine(BaseModel):
 
 
 LineAt = tuple[Path, int, Record]
-"""A line with its file and number."""
 Given = list[tuple[Path, list[Record]]]
-"""The good lines of each file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -572,7 +570,6 @@ SUITE: Mapping[str, SuiteFormat] = {
         lines=_filter_lines,
     ),
 }
-"""By name."""
 
 
 # --- Writing a trace: the suite's files, or the native one
@@ -591,9 +588,7 @@ def write(trace: Trace, path: Path, format: str, *, note: Note = silent) -> list
         format: one of ``WRITABLE``.
         note: gets one line each about values that the format cannot hold.
 
-    Raises:
-        TraceError: unknown format, or nothing to write in it.
-        OSError: a file cannot be written.
+    Raises ``TraceError`` for an unknown format or an empty result, and ``OSError``.
     """
     if format not in WRITABLE:
         raise TraceError(f"cannot write {format!r}; formats: {', '.join(WRITABLE)}")

@@ -31,7 +31,6 @@ class Lengths(Protocol):
         ...
 
     def sample(self, rng: np.random.Generator, prompts: int, responses: int) -> NDArray[np.int32]:
-        """Draw lengths in tokens of fresh prompts, shape (prompts, responses)."""
         return self.given(rng, self.traits(rng, prompts), responses)
 
 
@@ -107,11 +106,8 @@ class CopulaLengths(Lengths):
     """Lengths whose marginal is a quantile table, for any correlation within a prompt.
 
     A response's latent is ``sqrt(rho) a + sqrt(1 - rho) exp(skew tanh a) e`` with the prompt's
-    normal ``a`` and its own ``e``. Its length is the quantile at the latent's exact level.
-
-    Args:
-        rho: correlation of the latents of a prompt, in [0, 1), at ``skew`` 0.
-        skew: above 0, long prompts vary more, so prompts determine the tail less than the body.
+    normal ``a`` and its own ``e``. Its length is the quantile at the latent's exact level. With
+    ``skew`` above 0, long prompts vary more.
     """
 
     marginal: QuantileTable

@@ -156,7 +156,6 @@ class TurnModel:
     def sample(
         self, rng: np.random.Generator, prompt_tokens: Ints, response_tokens: Ints
     ) -> tuple[pl.Series, pl.Series]:
-        """Return columns ``turns`` and ``tools``. Completions sum to the response's length."""
         drawn = self._draw(rng, prompt_tokens, response_tokens)
         turns = pl.DataFrame(
             {
@@ -266,7 +265,6 @@ def _names(rng: np.random.Generator, shares: dict[str, float], size: int) -> NDA
 
 
 def _lists(rows: pl.DataFrame, dtype: pl.Struct, samples: int) -> pl.Series:
-    """One list of structs per sample, empty if it has none."""
     names = [each.name for each in dtype.fields]
     nested = rows.select("sample", pl.struct(names).cast(dtype).alias("row"))
     lists = nested.group_by("sample", maintain_order=True).agg("row")

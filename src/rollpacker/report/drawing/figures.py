@@ -79,7 +79,6 @@ Figure = dict[str, Any]
 Metrics = Sequence[Mapping[str, Any]]
 
 MAX_POINTS = 2_000
-"""Points of one line. Longer lines are thinned evenly."""
 COLOURS = {
     "reward": "#3f7fbf",
     "accuracy": "#c8553d",

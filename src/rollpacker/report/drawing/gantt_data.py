@@ -167,7 +167,6 @@ class Gantt:
 def _causes(
     busy: bubbles.Intervals, waiting: Sequence[Span], start: float, end: float
 ) -> tuple[bubbles.Intervals, bubbles.Intervals]:
-    """Split a worker's idle time: it was empty, or all its responses waited."""
     empty = bubbles.gaps(bubbles.union([*busy.tolist(), *waiting]), start, end)
     tools = bubbles.gaps(bubbles.union([*busy.tolist(), *empty.tolist()]), start, end)
     return empty, tools

@@ -61,7 +61,6 @@ def _mark(value: float, height: float, label: str, position: str) -> Figure:
 
 
 def _histogram(values: Floats, name: str, colour: str, *, whole: bool) -> Figure:
-    """Shares in bins of equal width on a log axis. All ``values`` are positive."""
     low, high = float(values.min()), float(values.max())
     edges = np.geomspace(low, max(high, 1.1 * low) * (1.0 + 1e-9), _BINS + 1)
     if whole:

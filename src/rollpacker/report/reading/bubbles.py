@@ -75,10 +75,9 @@ def segments(
 
     Args:
         samples: columns ``step, attempt, worker, start_s, end_s``.
-        moves: columns ``attempt, worker, t``: start and migrations, in the order of time, of
-            attempts that changed workers. All others ran on the worker in ``samples``.
-        formed: columns ``step, lead, worker, t``: from ``t`` on, the devices of ``worker`` decode
-            with ``lead``.
+        moves: columns ``attempt, worker, t``: start and migrations, in the order of time. Attempts
+            without moves ran on the worker in ``samples``.
+        formed: columns ``step, lead, worker, t``: from ``t`` on, ``worker`` decodes with ``lead``.
     """
     stays = samples.select(SEGMENT_COLUMNS.keys())
     route: dict[int, list[tuple[float, int]]] = {}
@@ -152,9 +151,8 @@ def step_windows(
 ) -> dict[int, tuple[float, float, float]]:
     """Return ``{step: (start, end of the rollout, end)}`` in seconds, of the steps with samples.
 
-    The run's own measurements (``start_s`` in its metrics) come first. For an unfinished step, the
-    rollout ends with the last decided response (journal), or without a journal entry with the last
-    attempt. The step ends with its last attempt or task.
+    The run's own measurements come first. An unfinished step's rollout ends with the last decided
+    response (journal) or else the last attempt, the step with its last attempt or task.
     """
     spans = samples.group_by("step").agg(pl.min("start_s"), pl.max("end_s").alias("rollout_end_s"))
     ends = tasks.group_by("step").agg(pl.max("end_s").alias("tasks_end_s"))
@@ -190,14 +188,12 @@ def worker_bubbles(
     Args:
         stays: in which attempts decode: of ``segments``, or the first of ``split``.
         tasks: columns ``step, worker, start_s, end_s``.
-        windows: of ``step_windows``.
         devices: of a worker. Its seconds count for each of them.
         waiting: the second of ``split``. None: there are no environments.
 
-    Returns:
-        Columns ``step, worker, rollout_s, rollout_idle_s, rollout_tools_s, step_s, step_idle_s,
-        decode_s, gradient_s``. ``rollout_s`` and ``step_s`` are the lengths of the windows.
-        ``rollout_tools_s`` is the part of ``rollout_idle_s`` that is idle by tools.
+    Columns ``step, worker, rollout_s, rollout_idle_s, rollout_tools_s`` (part of the idle time),
+    ``step_s, step_idle_s, decode_s, gradient_s``. ``rollout_s`` and ``step_s`` are the windows'
+    lengths.
     """
     decoding, training = _by_worker(stays), _by_worker(tasks)
     holding = {} if waiting is None else _by_worker(waiting)

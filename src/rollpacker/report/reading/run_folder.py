@@ -44,7 +44,6 @@ WAIT_COLUMNS = {
 _LOADER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 """The C loader takes a tenth of the time."""
 _Replicas = dict[int, tuple[int, int]]
-"""Devices of each replica that has its own, and of an engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +160,6 @@ def _read_config(path: Path) -> tuple[str, dict[str, Any]]:
 
 
 def _read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield objects of a JSON-lines file and their places, without a torn last line."""
     try:
         yield from journal.read_all(_need(path))
     except ValueError as error:

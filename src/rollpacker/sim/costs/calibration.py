@@ -151,7 +151,6 @@ class Calibration(Config):
         )
 
     def devices(self, gpus: int | None = None) -> Devices:
-        """Return the limits of tensor-parallel sizes on ``gpus`` (default: its own)."""
         device = find_device(self.device)
         return engine_devices(device, self.shape, self.efficiency, gpus or self.gpus)
 
@@ -162,7 +161,6 @@ class Calibration(Config):
 
     @property
     def max_running(self) -> int:
-        """Most sequences that an engine decodes together."""
         return (self.measured.max_running if self.measured else 0) or _MAX_RUNNING
 
     def engine(self, tp: int | None = None) -> EngineCosts:

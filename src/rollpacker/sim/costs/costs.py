@@ -1,7 +1,6 @@
 """Costs of decode steps, prefill, training, weight updates and rewards, and lower bounds.
 
-Decode cost is affine in the context tokens of the batch. So ``n`` steps of ``batch`` sequences from
-``K`` context tokens take ``n * step_s(batch, K + batch * n / 2)``.
+Decode cost is affine in the context tokens of the batch.
 """
 
 from __future__ import annotations
@@ -144,16 +143,9 @@ def engine_devices(
 
 
 class GpuCosts:
-    """A model on ``tp`` GPUs of one node.
+    """A model on ``tp`` GPUs of one node. Raises ``ValueError`` if the model cannot have ``tp``.
 
-    A step reads only the experts that its tokens choose (``ModelShape.met``), and computes only
-    with each token's experts.
-
-    Args:
-        kappa: multiplies the decode step.
-        longest: tokens of the longest sequence. 0: unknown.
-
-    Raises ``ValueError`` if the model cannot have ``tp``.
+    ``kappa`` multiplies the decode step. ``longest``: tokens of the longest sequence, 0 if unknown.
     """
 
     def __init__(
@@ -196,12 +188,10 @@ class GpuCosts:
         return self.kappa * fixed + self.slope * context_tokens
 
     def drafts_s(self, batch: int, drafted: int, ahead: Ahead) -> float:
-        """Overheads of drafts, and additional compute if so many rows are bound by it."""
         more = self._weights_s(batch + drafted) - self._weights_s(batch)
         return self.kappa * more + ahead.step_s + ahead.row_s * drafted
 
     def _weights_s(self, rows: int) -> float:
-        """Seconds to read the weights that so many tokens use, or to compute with them."""
         return max(self._shape.met(rows) * self._weight_s, rows * self._sequence_flops_s)
 
     def prefill_s(self, tokens: float) -> float:
@@ -245,7 +235,6 @@ class CurveCosts:
         return self._curve.at(batch) + moved
 
     def drafts_s(self, batch: int, drafted: int, ahead: Ahead) -> float:
-        """A row costs the same in one sequence or in many."""
         del ahead
         return self._curve.at(batch + drafted) - self._curve.at(batch)
 
@@ -332,7 +321,6 @@ class DriverCosts(Config):
     """For each reward, including its computation."""
 
     def delay_s(self, busy: int, cpu_s: float) -> float:
-        """Return the delay of each of ``busy`` workers by ``cpu_s`` of such work."""
         return cpu_s / self.cores if busy >= self.cores else 0.0
 
 
@@ -346,7 +334,6 @@ def packing_bound_s(
     """Return the least seconds to decode ``lengths`` if ``replicas`` ran full to the last token.
 
     The KV cache holds sequences at their mean context over the tokens to decode. Prefill is free.
-    Take the least over tensor-parallel sizes for the cluster's bound.
     """
     total = sum(lengths)
     if total == 0:

@@ -40,7 +40,6 @@ _TIED = (
     *("gemma", "gemma2", "gemma3_text", "smollm3", "ernie4_5", "starcoder2", "cohere", "cohere2"),
     *("gpt2", "bloom", "falcon", "opt", "ernie4_5_moe", "lfm2", "mamba", "falcon_mamba"),
 )
-"""Families whose head is the embedding by default."""
 
 
 class ConfigFields:
@@ -58,7 +57,6 @@ class ConfigFields:
         self.tied = self.kind in _TIED if tied is None else bool(tied)
 
     def get(self, *names: str) -> Any:
-        """Return the first of these that is set, or None."""
         return next((self._fields[n] for n in names if self._fields.get(n) is not None), None)
 
     def integer(self, *names: str, default: int | None = None) -> int:
@@ -74,12 +72,10 @@ class ConfigFields:
         return default
 
     def integers(self, name: str) -> tuple[int, ...] | None:
-        """Return a list of numbers, or None."""
         value = self._fields.get(name)
         return tuple(cast(list[int], value)) if isinstance(value, list) else None
 
     def of_layer(self, index: int) -> ConfigFields:
-        """Apply this layer's exceptions (``per_layer_config`` of transformers)."""
         each = self._fields.get("per_layer_config")
         if not isinstance(each, dict):
             return self
@@ -151,12 +147,10 @@ class DecoderLayer:
 
     @property
     def expert_weights(self) -> int:
-        """Weights of all routed experts."""
         return self.experts * _size(self.expert)
 
     @property
     def idle_weights(self) -> int:
-        """Weights of the experts that a token does not use."""
         return (self.experts - self.routed) * _size(self.expert)
 
     @property
@@ -467,5 +461,4 @@ _MIXERS: dict[str, Callable[[ConfigFields], DecoderLayer]] = {
     "conv": _convolution,
     "hybrid": _both,
 }
-"""Mixers other than full attention."""
 _MLPS: dict[str, Callable[[ConfigFields], DecoderLayer]] = {"mlp": mlp, "moe": experts}

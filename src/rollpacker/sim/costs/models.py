@@ -42,7 +42,6 @@ def _known(
 
 
 def _qwen3_next(kind: str, sizes: tuple[int, int, int, int, int, int, int]) -> dict[str, Any]:
-    """Three layers of the gated delta rule, one of attention, each with many experts."""
     return _known(
         kind,
         sizes,
@@ -115,7 +114,6 @@ SAME: Mapping[str, str] = {
     "Mathstral-7B": "Mistral-7B",
     **{f"Qwen2-{size}": f"Qwen2.5-{size}" for size in ("0.5B", "1.5B", "7B", "72B")},
 }
-"""Models with the shapes of others."""
 
 CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "Qwen2.5-0.5B": _known("qwen2", (24, 896, 14, 2, 64, 4864, 151936), tied=True),
@@ -273,17 +271,14 @@ class ModelShape:
 
     @property
     def held(self) -> int:
-        """All weights, including those of other parts."""
         return self.parameters + (self.frozen or 0)
 
     @property
     def active(self) -> int:
-        """Weights that a token uses."""
         return self.count.active
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all weights in bfloat16."""
         return 2 * self.parameters
 
     @property
@@ -316,7 +311,6 @@ class ModelShape:
 
     @property
     def embedding(self) -> int:
-        """Weights of one embedding, or of the output head."""
         return self.vocabulary * self.hidden
 
     @property
@@ -326,12 +320,10 @@ class ModelShape:
 
     @property
     def linear(self) -> int:
-        """Weights of the matrices of all layers."""
         return sum(layer.linear for layer in self.blocks)
 
     @property
     def largest_layer(self) -> int:
-        """Weights of the matrices of the largest one."""
         return max(layer.linear for layer in {*self.blocks})
 
     def adapter_parameters(self, rank: int) -> int:

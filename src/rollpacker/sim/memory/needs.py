@@ -67,7 +67,6 @@ class Placed:
 
     @property
     def model_bytes(self) -> float:
-        """Bytes of all weights in ``model.dtype``, including those that are never trained."""
         return float(self.type_bytes * self.shape.held)
 
     @property
@@ -101,7 +100,6 @@ class MemoryNeeds:
         host: of the own memory of each machine, if devices are GPUs.
         shared_weights: the engines' copy of the weights in shared memory or in a file, in bytes. It
             is part of ``host``, or of ``shared`` on a CPU.
-        longest: tokens of the longest response.
     """
 
     machine: JobMachine
@@ -160,7 +158,6 @@ _STREAMED = 3
 """Layers of a judge that are on a GPU at least: one that stays, two that are streamed."""
 
 Held = list[tuple[str, float]]
-"""Names and bytes."""
 
 
 def graders(config: RunConfig, *, cuda: bool) -> tuple[Held, Held]:
@@ -279,8 +276,8 @@ def gathered(shape: ModelShape, size: int) -> float:
 def decoding(shape: ModelShape, running: int, cache: float) -> float:
     """Return the memory of a decode step of the built-in engine on a GPU.
 
-    ``running`` responses fill ``cache`` bytes. The step gathers a layer's keys and values, which
-    attention repeats for all heads, and samples from probabilities in float64.
+    ``running`` responses fill ``cache`` bytes. Attention repeats a layer's keys and values for all
+    heads.
     """
     layer = cache / shape.layers * (1 + shape.heads / max(1, shape.kv_heads))
     return layer + drawing(shape, running)
@@ -327,7 +324,6 @@ def engine_parts(job: Placed, trained: float) -> tuple[int, Part, list[Part]]:
 
 
 def _draws(job: Placed) -> list[Part]:
-    """Memory of our sampler in vLLM's process, besides ``engine.gpu_memory``."""
     engine = job.config.engine
     if not isinstance(engine, VllmEngineConfig):
         return []
@@ -338,10 +334,7 @@ def _draws(job: Placed) -> list[Part]:
 
 
 def _resting(job: Placed, devices: int, trained: float) -> Part:
-    """A part of an engine of more devices, which sleeps until the planner joins them.
-
-    Memory that it frees on a GPU was in use at the run's start, beside all other engines.
-    """
+    """A part of an engine of more devices, which sleeps until the planner joins them."""
     held = sum(part.size for part in _weights(job, devices))
     _, kv = _kv(job, devices, trained, held)
     note = f"1/{devices} of the weights, a KV cache"
@@ -427,7 +420,6 @@ def _most_running(job: Placed, engine: MiniEngineConfig | VllmEngineConfig) -> i
 
 
 def _kv_bytes(job: Placed, trained: float, held: float) -> float:
-    """The default budget, as engines compute it once models are loaded."""
     machine, division, engine = job.machine, job.division, job.config.engine
     process, share = PROCESS[machine.cuda], machine.device_bytes / machine.on_device
     if machine.cuda and isinstance(engine, VllmEngineConfig):
@@ -453,11 +445,9 @@ def decoding_phases(job: Placed, cache: float) -> dict[str, float]:
 # --- The whole job
 
 _HOST_PROCESS = 2.0e9
-"""Host memory of a process on CUDA."""
 _ASLEEP = 1.5e9
 """Memory that vLLM keeps on a device while it sleeps, besides its process."""
 _ENVIRONMENTS_PROCESS = 0.2e9
-"""A process of environments, without the environments' own memory."""
 
 
 def needs(config: RunConfig, shape: ModelShape, machine: JobMachine) -> MemoryNeeds:
@@ -530,7 +520,6 @@ def _on_devices(job: Placed) -> tuple[int, tuple[Part, ...], tuple[Part, ...]]:
 
 
 def _shared_weights(job: Placed) -> tuple[Part, ...]:
-    """The copy through which engines in other processes get new weights."""
     if not job.division.apart:
         return ()
     return (Part(name="weights for the engines", size=job.model_bytes, note="/dev/shm"),)

@@ -14,7 +14,6 @@ from rollpacker.sim.costs.models import ModelShape
 from rollpacker.sim.memory.needs import JobMachine, MemoryNeeds, needs
 
 Changes = Mapping[str, Any]
-"""Values by dotted keys."""
 NONE: Changes = {}
 Layouts = Callable[[RunConfig, JobMachine], Iterator[Changes]]
 
@@ -192,7 +191,6 @@ def _layouts(config: RunConfig, machine: JobMachine) -> Iterator[Changes]:
 
 
 def _separate(config: RunConfig, machine: JobMachine) -> Iterator[Changes]:
-    """Half of the devices decode and half train, or ever fewer decode."""
     if not machine.cuda or config.devices.layout == "separate" or machine.on_device > 1:
         return
     decoding = machine.workers // 2
@@ -330,8 +328,6 @@ def _fitting(
 
 
 def _settings(config: RunConfig, unset: Collection[str]) -> Iterator[Changes]:
-    """Settings of memory, the fastest first. Moving the trainer off its device is the last
-    resort."""
     own = config.train.micro_batch_tokens, config.train.gradient_checkpointing
     size_free, twice_free = (f"train.{key}" in unset for key in _TRAIN)
     backward = dict.fromkeys(

@@ -124,12 +124,9 @@ def gone_on(
 ) -> Turns:
     """Continue a stopped attempt like another one that went on for longer.
 
-    If it was stopped while its environment worked, it continues like one that waited longer there,
-    because tools and not tokens made it lose the race.
-
-    Args:
-        ended: responses that ended, the most similar first.
-        cap: tokens of the result without a longer response.
+    If it was stopped while its environment worked, it continues like one that waited longer there.
+    ``ended``: finished responses, the most similar first. ``cap``: tokens of the result without a
+    longer one.
     """
     if one.waited_s is None:
         known, current = one.turns, one.tokens - sum(turn.tokens for turn in one.turns)

@@ -37,11 +37,9 @@ class RunStep:
     """Attempts of each group, and whether it has gradients."""
     tasks: list[GradientTask] = field(default_factory=list[GradientTask])
     drafts: Drafted = NO_DRAFTS
-    """Results of speculative decoding."""
     last_gradient_s: float | None = None
     end_s: float | None = None
     measured: dict[str, float] = field(default_factory=dict[str, float])
-    """Seconds of each phase, by the run's own metrics."""
     times: list[list[float]] = field(default_factory=list[list[float]])
     """Times of its engines' decode steps, by ``engine/step_times``, summed over steps of similar
     batches. Each row has whether they draft (0, 1), tokens of one sequence, sequences and

@@ -123,9 +123,7 @@ class TurnScript:
     tokens: int = field(init=False)
     """Total of all turns."""
     before: int = 0
-    """Generated in finished turns."""
     added: int = 0
-    """Added by tools so far."""
     generated: int = 0
     """Tokens of this turn when an engine gets it."""
     _place: int = 0
@@ -148,12 +146,10 @@ class TurnScript:
 
     @property
     def context_tokens(self) -> int:
-        """Generated and added tokens so far, without the prompt."""
         return self.tokens + self.added
 
     @property
     def opens(self) -> bool:
-        """Whether its environment must begin first."""
         return not self._place and not self.turns[0].tokens
 
     @property
@@ -197,7 +193,6 @@ class TurnScript:
 
 
 _BLOCK = 16
-"""Lengths drawn at a time for one prompt."""
 _ENDLESS = 1 << 40
 
 
@@ -228,17 +223,11 @@ class Workload(Protocol):
     """Samples of a simulated job."""
 
     @property
-    def prompt_tokens(self) -> int:
-        """Length of every prompt."""
-        ...
+    def prompt_tokens(self) -> int: ...
 
-    def remaining(self) -> dict[str, int]:
-        """Return the number of fresh prompts that are left in each domain."""
-        ...
+    def remaining(self) -> dict[str, int]: ...
 
-    def draw(self, counts: Mapping[str, int]) -> tuple[Prompt, ...]:
-        """Take fresh prompts of each domain."""
-        ...
+    def draw(self, counts: Mapping[str, int]) -> tuple[Prompt, ...]: ...
 
     def turns(self, step: int, prompt: PromptId, index: int) -> Turns: ...
 
@@ -250,9 +239,7 @@ class Workload(Protocol):
         """Return the seconds that the response's program would run, in a domain of code."""
         ...
 
-    def forget(self, prompt: PromptId) -> None:
-        """Forget a prompt, which never comes again."""
-        ...
+    def forget(self, prompt: PromptId) -> None: ...
 
 
 class DrawnWorkload:
@@ -260,7 +247,6 @@ class DrawnWorkload:
 
     Args:
         domains: share of each domain, any positive numbers.
-        prompt_tokens: length of every prompt.
         recorded: prompts that come first, in this order, with these lengths on their first visit.
         turns: model that splits drawn lengths into turns. None if each is one turn.
     """
@@ -325,7 +311,6 @@ class DrawnWorkload:
         return lengths[index]
 
     def _visit(self, step: int, prompt: PromptId) -> _Visit:
-        """A prompt in the step that samples it: recorded responses first, then draws."""
         visit = self._out[prompt]
         if visit.step != step:
             visit.step = step

@@ -30,7 +30,6 @@ class Agenda:
         return self._heap[0][0] if self._heap else None
 
     def run_next(self) -> bool:
-        """Run the next action. False if there is none."""
         if not self._heap:
             return False
         self.now, _, action = heappop(self._heap)

@@ -1,18 +1,16 @@
 """One engine replica with continuous batching, exact in few events.
 
 All running sequences gain one token per step, and a step's time is affine in their context. So
-``n`` steps cost ``n * step_s(B, K + B * n / 2)``, and events are only admissions, finishes,
-preemptions and aborts. Each event costs O(log n).
+``n`` steps cost ``n * step_s(B, K + B * n / 2)``, and each admission, finish, preemption or abort
+costs O(log n).
 
 Rules, as in vLLM: first-come admission while ``K + 8 B + need <= 0.99 capacity`` (or nothing runs)
 and ``B < max_running``. If the next tokens do not fit, the latest admitted sequence returns to the
 head of the queue and is recomputed. Nothing is admitted in that step.
 
-A turn with a successor may leave its KV behind (``ToolKv``). The next turn then prefills only the
-missing part.
-
-A change between step boundaries takes effect at the end of the step in flight. An attempt aborted
-in flight keeps the tokens of whole steps only.
+A turn with a successor may leave its KV behind (``ToolKv``). A change between step boundaries takes
+effect at the end of the step in flight. An attempt aborted in flight keeps the tokens of whole
+steps only.
 """
 
 from __future__ import annotations
@@ -27,17 +25,11 @@ from rollpacker.sim.workload.workload import Live, SimulatedRequest, ToolKv
 
 
 class Decoder:
-    """State of one replica. It has no clock of its own.
+    """State of one replica, without a clock. Times never decrease.
 
-    After every call, ask ``next_event`` and call ``advance`` at that time. Times never decrease.
-
-    Counters, up to the last step boundary (a step in flight at a change is counted at once):
-        preemptions: sequences thrown out and recomputed.
-        generated_tokens: tokens decoded, including those of aborted attempts.
-        decode_steps: steps, or with speculative decoding the tokens of each sequence (``steps``).
-        peak_kv: most context tokens held.
-        busy_s: seconds of decoding and prefill.
-        verifications, drafted, accepted: of speculative decoding, on average.
+    After every call, ask ``next_event`` and call ``advance`` at that time. A step in flight at a
+    change is counted at once. With speculative decoding ``decode_steps`` counts the tokens of each
+    sequence, and ``verifications``, ``drafted`` and ``accepted`` are averages.
     """
 
     def __init__(self, costs: EngineCosts, *, max_running: int, tool_kv: ToolKv = "cached") -> None:
@@ -78,8 +70,8 @@ class Decoder:
     def speculate(self, now: float, rule: Rule) -> None:
         """Decode speculatively, from the end of the step in flight on.
 
-        Each sequence then gains several tokens per step. Counts of steps here are then tokens, each
-        a part of a step.
+        Each sequence then gains several tokens per step. Steps here are then tokens, each a part of
+        a step.
         """
         self._run_to(now)
         self._stop_at(now)
@@ -95,7 +87,6 @@ class Decoder:
 
     @property
     def waiting(self) -> int:
-        """Sequences not admitted, including preempted ones."""
         return len(self._held) - len(self._running)
 
     def submit(self, now: float, request: SimulatedRequest) -> None:
@@ -142,7 +133,6 @@ class Decoder:
         return max(now, self._boundary)
 
     def put_off(self, now: float, seconds: float) -> None:
-        """Delay all decoding by ``seconds``, in which others have the cores."""
         self._run_to(now)
         if self._running:
             self._boundary += seconds
@@ -201,12 +191,7 @@ class Decoder:
                 self._waiting.clear()
 
     def next_event(self, now: float) -> float | None:
-        """Return the next time to call ``advance`` if nothing else happens. None if nothing is
-        held.
-
-        The event is a completion, a preemption, or a step boundary at which waiting sequences may
-        enter.
-        """
+        """Return the next time to call ``advance``. None if nothing is held."""
         self._run_to(now)
         if self._done:
             return now

@@ -13,7 +13,6 @@ from rollpacker.sim.costs.costs import RewardCosts
 from rollpacker.sim.world.agenda import Agenda
 
 _CLOSE = 1e-9
-"""Share of a judgement that may be missing at its end by rounding."""
 
 
 class SimulatedJudge:
@@ -53,7 +52,6 @@ class SimulatedJudge:
         self._plan()
 
     def reload(self) -> None:
-        """Change the speed if the load has changed."""
         if not self._judging:
             return
         rate = 1.0 / self._costs.judged_s(self._load())
@@ -160,5 +158,4 @@ class SimulatedGrading:
             self._on_graded(attempt)
 
     def cancel(self, attempt: AttemptId) -> None:
-        """Forget an attempt. Unknown ones are ignored."""
         self._wanted.discard(attempt)

@@ -135,7 +135,6 @@ class WorldCosts:
         kinds: dict[str, RewardKind],
         reward_phase: bool,
     ) -> WorldCosts:
-        """Return a calibration's costs on a fleet."""
         return cls(
             fleet=fleet,
             engine=calibration.engine,

@@ -85,12 +85,10 @@ class JobResult:
 
     @property
     def tool_wait_s(self) -> float:
-        """Mean seconds per step in which an engine only waits for tools."""
         return mean(s.tool_wait_s for s in self.steps)
 
     @property
     def tool_bound_s(self) -> float:
-        """Mean over steps of the longest time that one response waits for its tools."""
         return mean(s.longest_tool_s for s in self.steps)
 
     @property
@@ -117,7 +115,6 @@ class SimulatedAttempt:
     course: TurnScript
     reward: float = 0.0
     decoding: bool = True
-    """An engine has it, or will have it."""
     acting: bool = False
     stopping: bool = False
     target: EngineId | None = None
@@ -140,7 +137,6 @@ class SimulatedStep:
     kept_tokens: int = 0
     longest_tool_s: float = 0.0
     summed: bool = False
-    """Whether there are gradients to apply."""
     over: bool = False
     attempts: dict[AttemptId, SimulatedAttempt] = field(
         default_factory=dict[AttemptId, SimulatedAttempt]

@@ -30,7 +30,6 @@ class StepWork:
     decode_s: float = 0.0
     """Device-seconds of decoding and prefill."""
     train_s: float = 0.0
-    """Seconds of gradients on the replica."""
     decode_steps: int = 0
     generated_tokens: int = 0
     preemptions: int = 0
@@ -43,11 +42,8 @@ class SimWorker:
     """Decodes while it has attempts, and computes gradients while it has none.
 
     A command takes effect at the end of the decode step or gradient task in flight, or when the
-    engine is formed. For attempts at their tools, the worker knows only that they wait.
-
-    Args:
-        on_ended: takes attempts whose turn ended in a step, and those stopped at its end with their
-            tokens.
+    engine is formed. ``on_ended`` takes attempts whose turn ended in a step, and those stopped at
+    its end with their tokens.
     """
 
     def __init__(
@@ -102,7 +98,6 @@ class SimWorker:
 
     @property
     def idle(self) -> bool:
-        """Whether no attempt is held or on its way into the engine."""
         return not (self._attempts or self._inbox or self._forming)
 
     def form(self) -> None:
@@ -125,14 +120,12 @@ class SimWorker:
             command()
 
     def begin_step(self, costs: EngineCosts, devices: int) -> None:
-        """Forget the last step's work, and reset the engine."""
         assert not self._tasks
         self.set_engine(costs, devices)
         self._work = StepWork()
         self._gate = 0.0
 
     def speculate(self, rule: Rule) -> None:
-        """Decode speculatively until the engine changes or a step begins."""
         if self._forming:
             self._inbox.append(lambda: self.speculate(rule))
         else:
@@ -228,7 +221,6 @@ class SimWorker:
         return course.before + generated
 
     def accumulate(self, task: GradientWork, not_before: float = 0.0) -> None:
-        """Queue gradient work, which begins at ``not_before`` at the earliest."""
         self._gate = max(self._gate, not_before)
         self._tasks.append(task)
 
@@ -255,8 +247,6 @@ class SimWorker:
         self._open()
 
     def pressure(self) -> tuple[int, float]:
-        """Return preemptions, and the largest share of the KV cache in use, since
-        ``begin_step``."""
         work, decoder = self._work, self._decoder
         peak = decoder.peak_kv / self._costs.capacity
         return work.preemptions + decoder.preemptions, max(work.peak_kv, peak)

@@ -26,12 +26,9 @@ from rollpacker.sim.world.worker import GradientWork, SimWorker
 class SimulatedDecoding:
     """Starts, stops and moves attempts, and turns their results into events.
 
-    While an attempt's environment works, decisions about the attempt take effect at once.
-
-    Args:
-        touch: called with a worker that is about to change.
-        settle: called after an event that no decision caused. At the end of this instant, touched
-            workers plan anew.
+    While an attempt's environment works, decisions about the attempt take effect at once. ``touch``
+    is called with a worker that is about to change, ``settle`` after an event that no decision
+    caused.
     """
 
     def __init__(
@@ -80,7 +77,6 @@ class SimulatedDecoding:
         self._touch(self._engines[known.engine]).submit(known.course)
 
     def abort(self, attempt: SimulatedAttempt) -> None:
-        """Stop an attempt whose response is unfinished."""
         if attempt.acting:
             self._leave(attempt)
             self._post(self._aborted(attempt, attempt.course.before))
@@ -90,7 +86,6 @@ class SimulatedDecoding:
         attempt.stopping, attempt.target = True, None
 
     def migrate(self, decision: do.MigrateAttempts) -> None:
-        """Stop attempts. Once stopped, they continue on the target engine."""
         for attempt in decision.attempts:
             known = self._now.attempts[attempt]
             if known.acting:
@@ -298,7 +293,6 @@ class World:
         return kept / (self._true["tokens"] / self._true["samples"])
 
     def run_step(self, number: int) -> StepResult:
-        """Run one synchronous step, from the weights' arrival to the next ones."""
         self._now = step = SimulatedStep(number=number, start_s=self._agenda.now)
         self._decoding.begin(step)
         for worker in self._workers:

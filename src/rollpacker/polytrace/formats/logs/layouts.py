@@ -234,7 +234,6 @@ LAYOUTS: dict[str, LogLayout] = {
         approximated="prompt lengths, by characters",
     ),
 }
-"""By name."""
 
 COMPANIONS = frozenset({"aggregated_results.jsonl", "metrics.jsonl"})
 """Files that trainers write beside these, without responses."""

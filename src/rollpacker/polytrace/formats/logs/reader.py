@@ -32,7 +32,6 @@ _METRIC = re.compile(
     r"|seed|epoch|turns?|temperature|logprobs?|mask|ratio|rank|level|size)(?:[_/]|$)",
     re.IGNORECASE,
 )
-"""Names of columns with numbers that are no rewards."""
 _SAME = 1e-3
 
 
@@ -48,9 +47,8 @@ def numbers(record: Record) -> dict[str, float | None]:
 def summed(frame: pl.DataFrame, names: Sequence[str]) -> tuple[pl.Expr, list[str]]:
     """Return the reward of each row, and the columns that it is the sum of.
 
-    Args:
-        frame: ``step``, ``prompt`` and ``numbers``, values in the order of ``names``.
-        names: all columns with numbers, in the log's order, in which rewards come first.
+    ``frame`` has ``step``, ``prompt`` and ``numbers``, in the order of ``names``. In a log, reward
+    columns come first.
     """
     values = {n: pl.col("numbers").list.get(i, null_on_oob=True) for i, n in enumerate(names)}
     given = [name for name in names if name not in _ADVANTAGES]

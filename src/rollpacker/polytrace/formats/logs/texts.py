@@ -17,7 +17,6 @@ CHARACTERS_PER_TOKEN = 4
 REASONING = "reasoning_content"
 """Key of the model's reasoning, in messages and in columns."""
 _SAMPLED = ("assistant", "model", "gpt")
-"""Roles of the model's messages."""
 _TOOL = re.compile(r"<tool_response>.*?(?:</tool_response>|\Z)", re.DOTALL)
 """A tool's answer in Qwen's templates, in logs of a whole conversation as one text. The text may
 end within it."""

@@ -20,7 +20,6 @@ from rollpacker.polytrace.schema import SAMPLES, Trace, TraceError
 
 NAME = "run"
 MARKS = ("prompt", "attempt", "sample_index", "step", "prompt_tokens", "tokens", "state")
-"""Columns that mark a table as ours."""
 _STATES = {"kept": "kept", "dropped": "filtered", "aborted": "aborted", "failed": "aborted"}
 _CARRIED = "carried"
 """State of a response that continues as another attempt in a later step, which has all of it."""

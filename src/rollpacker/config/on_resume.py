@@ -33,10 +33,8 @@ def on_resume(key: str) -> OnResume:
 
 
 def of_change(key: str, before: Any, now: Any, *, scheduled: bool) -> OnResume:
-    """Return the class of one change, which for some keys depends on the values.
-
-    ``scheduled``: the learning rate depends on the number of steps.
-    """
+    """Return the class of one change, which for some keys depends on the values. ``scheduled``:
+    the learning rate depends on the number of steps."""
     if key in ("steps", "epochs") and not scheduled:
         return "free"
     if key == "engine.kind" and "fake" in (before, now):  # it samples no model

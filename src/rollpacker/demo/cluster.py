@@ -31,10 +31,8 @@ _NOTE = (
 def run_cluster(
     out: Path, modes: Sequence[str], progress: Progress, setting: Paper = SETTING
 ) -> dict[str, Any]:
-    """Return the times of a step by mode. The runs are written below ``out``.
-
-    All of them, including ``off``, grade responses while others decode.
-    """
+    """Return the times of a step by mode. The runs are written below ``out``. All of them,
+    including ``off``, grade responses while others decode."""
     return {
         mode: _result(train(paper_job(_paced(setting, mode), mode, out, _EARLY), progress=progress))
         for mode in modes

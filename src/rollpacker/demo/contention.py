@@ -22,9 +22,7 @@ class Contention:
 
     def share(self) -> float:
         """Return other processes' share of the cores' time. 0 if the kernel has no such count.
-
-        This process and its children do not count as others, including children that have ended.
-        """
+        This process and its children do not count as others, including children that have ended."""
         seconds = time.monotonic() - self._began
         now, before = self._others_s(), self._before
         if now is None or before is None or seconds <= 0.0:

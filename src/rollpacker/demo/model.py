@@ -28,11 +28,9 @@ VOCABULARY = 2 + len(_BYTE_LEVEL) + len(_PIECES)
 
 
 def build_tokenizer() -> PreTrainedTokenizerBase:
-    """Build a tokenizer of 18 words: characters, and the pieces of the question template.
-
-    It has the class that ``AutoTokenizer`` requires for a Qwen2 checkpoint, no merges and no chat
-    template. Decoding joins tokens without spaces, so it returns the original text.
-    """
+    """Build a tokenizer of 18 words: characters, and the pieces of the question template. It has
+    the class that ``AutoTokenizer`` requires for a Qwen2 checkpoint, no merges and no chat
+    template. Decoding joins tokens without spaces, so it returns the original text."""
     words = (_PAD, _EOS, *_BYTE_LEVEL)
     tokenizer = Qwen2Tokenizer(
         vocab={word: index for index, word in enumerate(words)},
@@ -49,10 +47,9 @@ def build_tokenizer() -> PreTrainedTokenizerBase:
 def build_model(
     seed: int, heads: int = 3, family: str = "qwen2", **settings: Any
 ) -> PreTrainedModel:
-    """Build an untrained float32 model with heads of 32. Torch's global generator is not changed.
-
-    ``family``: ``model_type`` of transformers. ``settings``: keys of the family's configuration.
-    """
+    """Build an untrained float32 model with heads of 32. Torch's global generator is not
+    changed. ``family``: ``model_type`` of transformers. ``settings``: keys of the family's
+    configuration."""
     ours = {
         "vocab_size": VOCABULARY,
         "hidden_size": 32 * heads,

@@ -85,10 +85,8 @@ def _stop(started: Sequence[subprocess.Popen[Any]]) -> None:
 
 
 def write_jobs(out: Path, steps: int, model: Path) -> list[Path]:
-    """Write the two jobs' configurations: the demo's problems, each with its own seed.
-
-    Rollouts run on this process's first core, training on its last. Their model is ``out/model``.
-    """
+    """Write the two jobs' configurations: the demo's problems, each with its own seed. Rollouts
+    run on this process's first core, training on its last. Their model is ``out/model``."""
     cores = sorted(os.sched_getaffinity(0))
     (out / "model").symlink_to(model.resolve())
     return [_write_job(out, name, seed, steps, cores) for seed, name in enumerate(JOBS)]
@@ -129,9 +127,7 @@ def _write_job(out: Path, name: str, seed: int, steps: int, cores: Sequence[int]
 
 def run_jobs(here: Service, jobs: Sequence[Path], say: Callable[[str], None]) -> dict[str, Any]:
     """Submit the jobs, wait until they end, and return measurements of the jobs and the nodes.
-
-    Raises ``RuntimeError`` if a job fails or takes too long.
-    """
+    Raises ``RuntimeError`` if a job fails or takes too long."""
     for path in jobs:
         words = ["submit", str(path), "--url", here.url, "--token-file", str(here.token)]
         done = subprocess.run(

@@ -55,9 +55,7 @@ QUICK = replace(DEMO, steps=24, held_out=200)
 
 def run_demo(out: Path, size: Size, say: Callable[[str], None]) -> dict[str, Any]:
     """Run everything below ``out``, and return the summary, which is also in ``out/demo.json``.
-
-    Raises ``ValueError`` if ``out`` holds a demo already.
-    """
+    Raises ``ValueError`` if ``out`` holds a demo already."""
     if (out / "demo.json").exists():
         raise ValueError(f"{out} holds a demo already: choose another folder with --out")
     model = told_warm_start(say)

@@ -43,9 +43,7 @@ def train_rows(size: int = 4000, seed: int = 0, least: int = 1) -> list[dict[str
 
 def heldout_rows(size: int = 400, seed: int = 0) -> list[dict[str, Any]]:
     """Return held-out problems, distinct as unordered pairs, in the form of ``train_rows``.
-
-    Raises ``ValueError`` if there are fewer than ``size``.
-    """
+    Raises ``ValueError`` if there are fewer than ``size``."""
     return _take(_draw(seed, heldout=True), size)
 
 
@@ -94,11 +92,9 @@ def steps(first: int, second: int) -> list[tuple[int, int]]:
 
 
 def chain_of_thought(first: int, second: int) -> str:
-    """Return the worked solution: one line per state, then the answer.
-
-    Numbers are written ones digit first, so that a borrow is known before the digit that it
-    changes: ``52, 5`` starts with ``25 50``.
-    """
+    """Return the worked solution: one line per state, then the answer. Numbers are written ones
+    digit first, so that a borrow is known before the digit that it changes: ``52, 5`` starts
+    with ``25 50``."""
     states = steps(first, second)
     lines = "".join(f"{_ones_first(a)} {_ones_first(b)}\n" for a, b in states)
     return f"{lines}{END_OF_THOUGHT}{states[-1][0]}"

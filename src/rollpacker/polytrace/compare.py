@@ -57,11 +57,8 @@ class TimedSteps:
 
 
 def compare(predicted: TimedSteps, measured: TimedSteps) -> Comparison:
-    """Compare two tables of the same steps.
-
-    Raises ``TraceError`` if one lacks steps, if a time is negative or unknown, or if a step was
-    measured as 0 s.
-    """
+    """Compare two tables of the same steps. Raises ``TraceError`` if one lacks steps, if a time
+    is negative or unknown, or if a step was measured as 0 s."""
     for one, other in ((predicted, measured), (measured, predicted)):
         if lacking := sorted(set(other.steps) - set(one.steps)):
             raise TraceError(f"{one.source} lacks steps {_named(lacking)} of {other.source}")

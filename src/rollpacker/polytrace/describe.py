@@ -69,10 +69,8 @@ class SynchronousRound:
 
 
 def synchronous_round(lengths: Ints, layout: Layout) -> SynchronousRound:
-    """Decode responses of these lengths, in prompt order, without aborts and prefill.
-
-    Empty responses take no time. ``lengths``: tokens, shape (n,).
-    """
+    """Decode responses of these lengths, in prompt order, without aborts and prefill. Empty
+    responses take no time. ``lengths``: tokens, shape (n,)."""
     shares = np.array_split(lengths, layout.workers)
     most = max(share.size for share in shares)
     busy, slot_time = np.array([_engine(share, layout) for share in shares]).T
@@ -132,10 +130,8 @@ class Imbalance:
 
 
 def imbalance(samples: pl.DataFrame, workers: int) -> Imbalance:
-    """Return the load of the trace's ranks, or of ``workers`` equal runs of prompts without ranks.
-
-    A response counts its prompt and its tokens, as in training.
-    """
+    """Return the load of the trace's ranks, or of ``workers`` equal runs of prompts without
+    ranks. A response counts its prompt and its tokens, as in training."""
     found = np.array([_step_imbalance(step, workers) for step in samples.partition_by("step")])
     return Imbalance(as_dealt=float(found[:, 0].mean()), balanced=float(found[:, 1].mean()))
 
@@ -270,10 +266,8 @@ _UNUSED = ("task", "extra", "domain", "reward_kind")
 
 
 def characterize(trace: Trace, layout: Layout | None = None) -> dict[str, TaskReport]:
-    """Characterise every task of a trace. Filtered responses count, aborted ones do not.
-
-    Raises ``TraceError`` if a task has no finished response.
-    """
+    """Characterise every task of a trace. Filtered responses count, aborted ones do not. Raises
+    ``TraceError`` if a task has no finished response."""
     chosen = layout or Layout()
     return {task: _task(task, trace, chosen) for task in trace.tasks}
 

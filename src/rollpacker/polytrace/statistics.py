@@ -114,10 +114,8 @@ Dependence = Literal[
 
 
 def dependence(icc: float | None, icc_log: float | None) -> Dependence | None:
-    """Describe how prompts determine length, by the ICCs. None if they are unknown.
-
-    The ICC of log length decides about chance, since single long responses dominate the other.
-    """
+    """Describe how prompts determine length, by the ICCs. None if they are unknown. The ICC of
+    log length decides about chance, since single long responses dominate the other."""
     if icc is None or icc_log is None:
         return None
     if icc_log < _CHANCE:
@@ -153,10 +151,8 @@ def known_cap(samples: pl.DataFrame) -> int | None:
 
 
 def _is_repeated(samples: pl.DataFrame, longest: int) -> bool:
-    """Whether all responses of this length may be copies of one.
-
-    They are if they answer one prompt, either each in another step or in groups of equal lengths.
-    """
+    """Whether all responses of this length may be copies of one. They are if they answer one
+    prompt, either each in another step or in groups of equal lengths."""
     at = samples.filter(pl.col("response_tokens") == longest).select("step", "prompt")
     if at["prompt"].n_unique() > 1:
         return False
@@ -173,10 +169,8 @@ def visits(samples: pl.DataFrame) -> NDArray[np.int64]:
 
 
 def tail_index(lengths: Floats, cap: float | None) -> float | None:
-    """Return Hill's exponent (1975) of the longest 5%, with those at the cap censored.
-
-    None if there is no tail. Below 2 the variance does not converge, below 1 the mean does not.
-    """
+    """Return Hill's exponent (1975) of the longest 5%, with those at the cap censored. None if
+    there is no tail. Below 2 the variance does not converge, below 1 the mean does not."""
     ordered = np.sort(lengths)[::-1]
     count = max(_LEAST_OF_TAIL, int(_MOST_OF_TAIL * ordered.size))
     if ordered.size <= 2 * count:
@@ -251,11 +245,8 @@ class TailPrediction:
 
 
 def tail_prediction(samples: pl.DataFrame) -> TailPrediction:
-    """Predict which visits of prompts hold a tail response.
-
-    All responses of a prompt start together, so the shortest finishes first. The longest response
-    never predicts itself.
-    """
+    """Predict which visits of prompts hold a tail response. All responses of a prompt start
+    together, so the shortest finishes first. The longest response never predicts itself."""
     length = pl.col("response_tokens")
     visits = samples.group_by("step", "prompt").agg(
         length.max().alias("longest"),

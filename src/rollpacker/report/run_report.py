@@ -37,11 +37,9 @@ MAX_TABLE_ROWS = 1_500
 
 
 def write_report(run: Path, say: Callable[[str], None] = lambda _line: None) -> Path:
-    """Write ``RUN/report.html``, self-contained, and return its path.
-
-    ``say`` gets a line for damaged sample files, whose rows are left out. Raises ``ReportError`` (a
-    ``ValueError``) with one line on any other missing or damaged file.
-    """
+    """Write ``RUN/report.html``, self-contained, and return its path. ``say`` gets a line for
+    damaged sample files, whose rows are left out. Raises ``ReportError`` (a ``ValueError``) with
+    one line on any other missing or damaged file."""
     return page.write_page(_page(load_run(run, say)), run / "report.html")
 
 

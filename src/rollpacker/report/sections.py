@@ -73,10 +73,8 @@ _GOLDEN = 0.6180339887498949
 
 
 def browser_section(run: Path, samples: pl.DataFrame) -> Section:
-    """Show best, worst, longest and random responses of each step, for search.
-
-    ``samples``: the run's table without texts.
-    """
+    """Show best, worst, longest and random responses of each step, for search. ``samples``: the
+    run's table without texts."""
     title, id_ = "Responses", "responses"
     chosen = _chosen(samples)
     rows, prompts = _within(run, chosen)
@@ -102,11 +100,8 @@ def browser_section(run: Path, samples: pl.DataFrame) -> Section:
 
 def _chosen(samples: pl.DataFrame) -> pl.DataFrame:
     """Rank a step's responses by each of ``KINDS``: columns ``attempt`` and ``KINDS`` (rank or
-    null).
-
-    The first of each kind of every step come first, then the second ones. Early and late steps
-    alternate.
-    """
+    null). The first of each kind of every step come first, then the second ones. Early and late
+    steps alternate."""
     reward, tokens = pl.col("reward"), pl.col("tokens")
     keys = {
         "best": -reward,
@@ -306,11 +301,9 @@ def program_section(samples: pl.DataFrame) -> Section | None:
 
 
 def test_times(samples: pl.DataFrame) -> pl.DataFrame:
-    """Return one row per prompt and test.
-
-    Columns ``passed`` and ``timeouts`` are shares of the ``runs``. ``longest_s``,
-    ``longest_passed_s`` (null if none passed) and ``total_s`` are CPU seconds.
-    """
+    """Return one row per prompt and test. Columns ``passed`` and ``timeouts`` are shares of the
+    ``runs``. ``longest_s``, ``longest_passed_s`` (null if none passed) and ``total_s`` are CPU
+    seconds."""
     passed = pl.col("verdict") == "pass"
     return (
         samples.select(

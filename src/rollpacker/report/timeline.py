@@ -31,11 +31,9 @@ _SLOT, _TASK = 100, 1
 
 
 def write_timeline(run: Path, max_attempts: int = MAX_ATTEMPTS) -> Path:
-    """Write ``RUN/timeline.json`` and return its path.
-
-    A run of more than ``max_attempts`` shows its last steps only. Raises ``ReportError`` (a
-    ``ValueError``) with one line on a missing or damaged file.
-    """
+    """Write ``RUN/timeline.json`` and return its path. A run of more than ``max_attempts`` shows
+    its last steps only. Raises ``ReportError`` (a ``ValueError``) with one line on a missing or
+    damaged file."""
     path = run / "timeline.json"
     partial = path.with_name(path.name + ".part")
     loaded = _recent(load_run(run), max_attempts)

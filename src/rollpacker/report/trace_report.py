@@ -29,10 +29,8 @@ _TABLE += ("AUC 1st", "AUC 4th", "idle", "bubble")
 def write_trace_report(
     trace: Trace, reports: Mapping[str, TaskReport], out: Path, layout: Layout | None = None
 ) -> Path:
-    """Write a page of plots and plain sentences, and return its path.
-
-    ``reports``: results of ``characterize``, by task. A missing folder of ``out`` is made.
-    """
+    """Write a page of plots and plain sentences, and return its path. ``reports``: results of
+    ``characterize``, by task. A missing folder of ``out`` is made."""
     return page.write_page(_page(trace, reports, layout or Layout()), out)
 
 

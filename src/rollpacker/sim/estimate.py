@@ -95,11 +95,9 @@ def sentences(
     limit: float,
     aborted: float = 0.0,
 ) -> list[str]:
-    """Describe the estimate in one to seven sentences.
-
-    ``left_out``: omissions of the simulation. ``depends``: dependence of the trace's lengths, None
-    if unknown. ``read``: number of its responses. ``aborted``: share of aborted ones.
-    """
+    """Describe the estimate in one to seven sentences. ``left_out``: omissions of the
+    simulation. ``depends``: dependence of the trace's lengths, None if unknown. ``read``: number
+    of its responses. ``aborted``: share of aborted ones."""
     chosen = modes[recommended]
     exact = modes.get("exact", chosen)
     races = {name: modes[name] for name in ("race", "prompts") if name in modes}
@@ -245,10 +243,8 @@ ASSUMED_DRAFTS = DraftCases(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostCase:
-    """Possible costs of a job, with any positive ``weight``.
-
-    ``gpus``: None takes the calibration's.
-    """
+    """Possible costs of a job, with any positive ``weight``. ``gpus``: None takes the
+    calibration's."""
 
     calibration: Calibration
     gpus: int | None = None
@@ -555,9 +551,7 @@ def _tensor_parallel(job: EstimatedJob, case: CostCase) -> int | None:
 
 def _mode(result: JobResult, base: float, first: int = 0, whole: int | None = None) -> ModeEstimate:
     """Average over whole cycles, since prompts queued at the end would shorten kept lengths.
-
-    ``whole``: samples of a whole step, if the mode may end steps with fewer.
-    """
+    ``whole``: samples of a whole step, if the mode may end steps with fewer."""
     last = max((n for n, s in enumerate(result.steps) if s.kind is RoundKind.LONG), default=-1)
     steps = result.steps[first : last + 1] or result.steps[first:]
     kept = _kept_length(steps) / _kept_length(result.steps) * result.kept_vs_true_len

@@ -121,11 +121,9 @@ def job(
     costs: Tree | None = None,
     **keys: Any,
 ) -> PaperJob:
-    """Make a job in one of ``SETTINGS``.
-
-    ``etas`` are prompts and responses started per one kept. Without ``streaming``, no gradients are
-    streamed. ``keys`` are further ones of the simulation.
-    """
+    """Make a job in one of ``SETTINGS``. ``etas`` are prompts and responses started per one
+    kept. Without ``streaming``, no gradients are streamed. ``keys`` are further ones of the
+    simulation."""
     calibrated, lengths, _ = SETTINGS[setting]
     tail = {"mode": mode, "eta_prompts": etas[0], "eta_responses": etas[1], "audit_every": 0}
     rollout = {
@@ -402,10 +400,8 @@ FIRST_CAP, LAST_CAP, GROWING_STEPS = 8192, 32768, 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrowingJob(PaperJob):
-    """Lengths in proportion to a cap that grows step by step.
-
-    They are ``stretch`` times the length model's at the same cap.
-    """
+    """Lengths in proportion to a cap that grows step by step. They are ``stretch`` times the
+    length model's at the same cap."""
 
     stretch: float
 

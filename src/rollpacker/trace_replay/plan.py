@@ -45,11 +45,9 @@ def plan(
     scale: Scale | None = None,
     note: Callable[[str], None],
 ) -> list[StepPlan]:
-    """Return the first ``steps`` steps of a task, by default all.
-
-    Aborted responses are left out, because their length is unknown. ``note`` gets a line about
-    them, and one about missing lengths. Raises ``TraceError`` if no whole response is left.
-    """
+    """Return the first ``steps`` steps of a task, by default all. Aborted responses are left
+    out, because their length is unknown. ``note`` gets a line about them, and one about missing
+    lengths. Raises ``TraceError`` if no whole response is left."""
     mine = trace.samples.filter(pl.col("task") == task)
     whole = mine.filter(
         pl.col("state").ne_missing("aborted") & pl.col("response_tokens").is_not_null()

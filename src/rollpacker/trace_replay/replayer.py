@@ -56,11 +56,8 @@ class Replayed:
         return self.rollout_s + self.reward_s
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the step as JSON.
-
-        Every top-level key that ends in ``_s`` is a phase. ``rates`` are generated tokens per
-        second of the rollout and per busy second.
-        """
+        """Return the step as JSON. Every top-level key that ends in ``_s`` is a phase. ``rates``
+        are generated tokens per second of the rollout and per busy second."""
         busy = self.rollout_s - self.tool_wait_s
         rates = {"tokens_per_s": self.rollout_s, "busy_tokens_per_s": busy}
         return {

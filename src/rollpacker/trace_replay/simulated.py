@@ -24,11 +24,8 @@ from rollpacker.trace_replay.plan import StepPlan
 
 def replay_costs(plans: Sequence[StepPlan], name: str | None) -> Calibration:
     """Return a calibration by name or file. Default: the built-in one nearest to the longest
-    response.
-
-    The trace's own rewards replace the calibration's. Since nothing is trained, one engine's GPUs
-    are enough.
-    """
+    response. The trace's own rewards replace the calibration's. Since nothing is trained, one
+    engine's GPUs are enough."""
     if name is None:
         costs = calibrations.nearest(max(_longest(plan) for plan in plans))
     else:
@@ -51,10 +48,9 @@ def assumptions(plans: Sequence[StepPlan], costs: Calibration, gpus: int | None)
 def replay(
     plan: StepPlan, costs: Calibration, *, gpus: int | None, concurrency: int, seed: int
 ) -> dict[str, Any]:
-    """Simulate one step, with every response at its recorded length, and return its measurements.
-
-    ``gpus``: None takes the calibration's. ``concurrency``: most sequences per engine.
-    """
+    """Simulate one step, with every response at its recorded length, and return its
+    measurements. ``gpus``: None takes the calibration's. ``concurrency``: most sequences per
+    engine."""
     config = SimulationConfig(
         calibration=costs.name,
         workload="trace",

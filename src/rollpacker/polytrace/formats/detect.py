@@ -70,10 +70,8 @@ _TITLES = {
 
 @dataclass(frozen=True, slots=True)
 class TaskFiles:
-    """The files of one task, by format, in the order of the numbers in their names.
-
-    ``left`` are files that cannot be read, ``notes`` other omissions.
-    """
+    """The files of one task, by format, in the order of the numbers in their names. ``left`` are
+    files that cannot be read, ``notes`` other omissions."""
 
     task: str
     files: dict[str, list[Path]]
@@ -82,10 +80,8 @@ class TaskFiles:
 
 
 def sources(path: Path, format: str | None = None) -> list[TaskFiles]:
-    """Return the files to read at ``path``. In a folder of folders, each is one task.
-
-    Raises ``TraceError`` in one line that names the expected files.
-    """
+    """Return the files to read at ``path``. In a folder of folders, each is one task. Raises
+    ``TraceError`` in one line that names the expected files."""
     if format is not None and format not in FORMATS:
         raise TraceError(f"unknown format {format!r}; known: {', '.join(FORMATS)}")
     if not path.exists():

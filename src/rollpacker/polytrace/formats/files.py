@@ -55,9 +55,7 @@ def packing(path: Path) -> str:
 
 def lines(path: Path, tick: Tick = quiet) -> Iterator[bytes]:
     """Yield each line with its line end, without a byte order mark. The last may lack its end.
-
-    Raises ``OSError``, and ``TornError`` after the last readable line.
-    """
+    Raises ``OSError``, and ``TornError`` after the last readable line."""
     if packing(path) == ".zst":
         yield from _without_mark(_of_zstd(path, tick))
     else:
@@ -174,10 +172,8 @@ def stop(problem: Problem) -> None:
 
 
 def records(path: Path, model: type[BaseModel], bad: Bad) -> Iterator[tuple[int, Record]]:
-    """Yield ``(line number, object)`` of each good line. ``bad`` gets the problems of the others.
-
-    Blank lines are skipped, and keys that ``model`` lacks are accepted.
-    """
+    """Yield ``(line number, object)`` of each good line. ``bad`` gets the problems of the
+    others. Blank lines are skipped, and keys that ``model`` lacks are accepted."""
     number = 0
     try:
         for number, raw in enumerate(lines(path), start=1):
@@ -247,9 +243,7 @@ def shown(value: object) -> str:
 
 def split(record: Mapping[str, Any], columns: Mapping[str, str]) -> tuple[Record, Record]:
     """Return ``(values by column, the rest)`` of a record. ``columns`` maps its keys to columns.
-
-    An explicit null stays in the rest, since a column cannot distinguish it from a missing key.
-    """
+    An explicit null stays in the rest, since a column cannot distinguish it from a missing key."""
     held = {column: record.get(key) for key, column in columns.items()}
     rest = {key: value for key, value in record.items() if key not in columns or value is None}
     return held, rest
@@ -303,10 +297,8 @@ class Repeats:
     def fresh(
         self, path: Path, task: str, given: Sequence[Record], note: Note, *, least: int = _CHANCE
     ) -> list[Record]:
-        """Return ``given`` without steps of another task and without earlier records of this task.
-
-        ``least``: fewer equal records of one step in two tasks may be chance.
-        """
+        """Return ``given`` without steps of another task and without earlier records of this
+        task. ``least``: fewer equal records of one step in two tasks may be chance."""
         prints = [hash(json.dumps(record, sort_keys=True)) for record in given]
         steps: dict[int, set[int]] = {}
         for record, key in zip(given, prints, strict=True):
@@ -333,10 +325,8 @@ class Repeats:
 @dataclass(slots=True)
 class Copied:
     """Find responses with which a file, or a unit of it (a line with many), repeats all of an
-    earlier one.
-
-    Trainers write growing tables again and again. ``found`` counts the repeated responses.
-    """
+    earlier one. Trainers write growing tables again and again. ``found`` counts the repeated
+    responses."""
 
     repeats: Repeats
     task: str
@@ -397,10 +387,8 @@ class Reading:
 def read_table(
     path: Path, needed: Sequence[str], *, only: bool = False, also: Sequence[str] = ()
 ) -> pl.DataFrame:
-    """Read a parquet file that has at least the ``needed`` columns.
-
-    ``only`` skips other columns, except those of ``also``, if present. Raises ``TraceError``.
-    """
+    """Read a parquet file that has at least the ``needed`` columns. ``only`` skips other
+    columns, except those of ``also``, if present. Raises ``TraceError``."""
     try:
         table = pl.scan_parquet(path)
         names = table.collect_schema().names()
@@ -436,10 +424,8 @@ _DECODER = json.JSONDecoder()
 
 
 def entries(path: Path, reading: Reading) -> Iterator[tuple[int, Record]]:
-    """Yield each record with its line (in a table, its row).
-
-    ``reading`` gets wrong and omitted records. Raises ``OSError``.
-    """
+    """Yield each record with its line (in a table, its row). ``reading`` gets wrong and omitted
+    records. Raises ``OSError``."""
     if bare(path).endswith(".parquet"):
         yield from _rows(path, reading)
         return
@@ -461,9 +447,7 @@ def entries(path: Path, reading: Reading) -> Iterator[tuple[int, Record]]:
 
 def beginning(path: Path) -> tuple[list[Record], str]:
     """Return the first records of a file that is no table, or a mistake if there are none.
-
-    Raises ``OSError``.
-    """
+    Raises ``OSError``."""
     found: list[Record] = []
     problems: list[Problem] = []
     reading = Reading(task="", note=silent, bad=problems.append, left=problems.append)

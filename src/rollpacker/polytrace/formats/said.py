@@ -23,10 +23,8 @@ _NEEDED = ["step", "prompt", "attempt", "finish_reason"]
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """One response that ended by itself or at the longest length.
-
-    ``prompt`` is the prompt's id. ``said`` are token ids if the log has them, else the text.
-    """
+    """One response that ended by itself or at the longest length. ``prompt`` is the prompt's id.
+    ``said`` are token ids if the log has them, else the text."""
 
     step: int
     prompt: str
@@ -35,10 +33,8 @@ class Said:
 
 def responses(path: Path, task: str | None = None, *, texts_too: bool = True) -> Iterator[Said]:
     """Yield the responses of a trace (or of one task), step by step within a run or a file.
-
-    Formats without texts yield nothing. Without ``texts_too``, only responses with logged token ids
-    are yielded. Raises ``TraceError``.
-    """
+    Formats without texts yield nothing. Without ``texts_too``, only responses with logged token
+    ids are yielded. Raises ``TraceError``."""
     repeats = Repeats()
     for source in detect.sources(path):
         if task in (None, source.task):

@@ -319,11 +319,9 @@ def _packed_lines(trace: Trace) -> Iterable[Record]:
 
 
 def _read_multiturn(given: Given, reading: Reading) -> Trace:
-    """Return one row per line.
-
-    ``response_tokens`` adds up ``completion_tokens``, without tools' tokens. ``cap`` is
-    ``max_model_len`` less the prompt, because ``max_response_len`` limits one turn.
-    """
+    """Return one row per line. ``response_tokens`` adds up ``completion_tokens``, without tools'
+    tokens. ``cap`` is ``max_model_len`` less the prompt, because ``max_response_len`` limits one
+    turn."""
     rows: list[Record] = []
     alone = 0
     for path, lines in given:
@@ -406,10 +404,8 @@ def _new(row: Record, group: int) -> Record:
 
 
 def _totals(row: Record) -> Record:
-    """Lengths after the prompt, and runs of generated (1) and other (0) tokens.
-
-    Empty if the trace does not record the tokens between turns.
-    """
+    """Lengths after the prompt, and runs of generated (1) and other (0) tokens. Empty if the
+    trace does not record the tokens between turns."""
     turns: list[Record] = row["turns"] or []
     starts = [turn["prompt_tokens"] for turn in turns]
     if not turns or None in starts:
@@ -478,11 +474,9 @@ def _filter_lines(trace: Trace) -> dict[str, list[Record]]:
 
 
 def mark_filtered(trace: Trace, note: Note) -> Trace:
-    """Set the state ``filtered`` on prompts that dynamic sampling dropped.
-
-    An index counts the prompts of a generation batch over ranks, and within a rank by
-    ``local_index``. The lines of a file come in the order in which ranks finished writing.
-    """
+    """Set the state ``filtered`` on prompts that dynamic sampling dropped. An index counts the
+    prompts of a generation batch over ranks, and within a rank by ``local_index``. The lines of
+    a file come in the order in which ranks finished writing."""
     dropped: list[tuple[str, int, str]] = []
     for row in trace.filters.iter_rows(named=True):
         prompts = _in_batch_order(trace.samples, row["task"], row["step"])

@@ -67,10 +67,8 @@ class Fit:
 
 
 def fit(trace: Trace) -> dict[str, Fit]:
-    """Fit every task of a trace without aborted responses.
-
-    Raises ``TraceError`` if a task has no finished response.
-    """
+    """Fit every task of a trace without aborted responses. Raises ``TraceError`` if a task has
+    no finished response."""
     return {task: _fit_task(task, trace) for task in trace.tasks}
 
 

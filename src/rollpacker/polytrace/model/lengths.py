@@ -19,11 +19,9 @@ class Lengths(Protocol):
     """A hierarchical model of response lengths: traits of a prompt, then its responses."""
 
     def traits(self, rng: np.random.Generator, prompts: int) -> Floats:
-        """Draw the shared traits of each prompt's responses, shape (prompts, k).
-
-        Column 0 is standard normal and rises with length. Keep a prompt's row to sample more
-        responses of the same prompt (another attempt, another epoch).
-        """
+        """Draw the shared traits of each prompt's responses, shape (prompts, k). Column 0 is
+        standard normal and rises with length. Keep a prompt's row to sample more responses of
+        the same prompt (another attempt, another epoch)."""
         ...
 
     def given(self, rng: np.random.Generator, traits: Floats, responses: int) -> NDArray[np.int32]:
@@ -139,10 +137,8 @@ class CopulaLengths(Lengths):
     def matching(
         cls, lengths: ArrayLike, icc: float, icc_log: float, cap: int | None = None
     ) -> CopulaLengths:
-        """Fit the marginal to ``lengths``, and ``rho`` and ``skew`` to both ICCs.
-
-        If no pair gives both (far apart on a light tail), the result is nearest in least squares.
-        """
+        """Fit the marginal to ``lengths``, and ``rho`` and ``skew`` to both ICCs. If no pair
+        gives both (far apart on a light tail), the result is nearest in least squares."""
         seen = np.asarray(lengths, np.float64)
         edge = None if cap is None else 1.0 - float(np.mean(seen >= cap))
         marginal = QuantileTable.of(np.maximum(seen, 1.0), edge)

@@ -32,10 +32,8 @@ class PromptModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriftModel:
-    """A trend of log length per step, constant outside the observed ``steps``.
-
-    The middle step has the model's marginal.
-    """
+    """A trend of log length per step, constant outside the observed ``steps``. The middle step
+    has the model's marginal."""
 
     slope: float = 0.0
     steps: int = 1
@@ -130,11 +128,9 @@ def generate(
     responses: int | None = None,
     seed: int = 0,
 ) -> Trace:
-    """Draw a workload of fresh prompts. The same arguments give the same trace.
-
-    ``prompts`` (per step) and ``responses`` (per prompt) default to the model's numbers. Raises
-    ``ValueError`` if a number is below 1.
-    """
+    """Draw a workload of fresh prompts. The same arguments give the same trace. ``prompts`` (per
+    step) and ``responses`` (per prompt) default to the model's numbers. Raises ``ValueError`` if
+    a number is below 1."""
     chosen = (steps, prompts or model.prompts, responses or model.responses)
     if min(chosen) < 1:
         raise ValueError(f"steps, prompts and responses must be at least 1, got {chosen}")

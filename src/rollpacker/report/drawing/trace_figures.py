@@ -20,9 +20,7 @@ _TOKENS = "response length (tokens)"
 
 def lengths(tokens: Floats, quantiles: Mapping[str, float]) -> Figure:
     """Plot the distribution of lengths on a log axis, with lines at the named quantiles.
-
-    ``tokens``: at least 1, shape (n,).
-    """
+    ``tokens``: at least 1, shape (n,)."""
     data = [_histogram(tokens, "responses", COLOURS["kept"], whole=True)]
     names: dict[float, list[str]] = {}
     for name, value in quantiles.items():
@@ -73,9 +71,7 @@ def _histogram(values: Floats, name: str, colour: str, *, whole: bool) -> Figure
 
 def within_and_between(lengths: Floats, groups: NDArray[np.int64]) -> Figure | None:
     """Plot each response against the others of its prompt. None if prompts have one response.
-
-    ``lengths``: tokens, at least 1, shape (n,). ``groups``: visit of each, from 0, shape (n,).
-    """
+    ``lengths``: tokens, at least 1, shape (n,). ``groups``: visit of each, from 0, shape (n,)."""
     logs = np.log(lengths)
     sizes = np.bincount(groups)[groups]
     several = np.flatnonzero(sizes > 1)

@@ -101,9 +101,7 @@ class RunFolder:
 
 def load_run(path: Path, say: Callable[[str], None] = lambda _line: None) -> RunFolder:
     """Read a run folder. ``say`` gets a line for damaged sample files, whose rows are left out.
-
-    Raises ``ReportError`` with one line on a missing or damaged file.
-    """
+    Raises ``ReportError`` with one line on a missing or damaged file."""
     if not path.is_dir():
         raise ReportError(f"{path}: no such run folder")
     config_text, config = _read_config(path / "config.yaml")
@@ -201,10 +199,8 @@ def _light(rows: pl.LazyFrame) -> pl.LazyFrame:
 def _missing(
     samples: pl.DataFrame, started: Mapping[int, int], steps: Sequence[int], *, whole: bool
 ) -> dict[int, int]:
-    """Count started responses without a row, by step.
-
-    Without a ``whole`` run, rows of the last step on disk and of later ones may still be unwritten.
-    """
+    """Count started responses without a row, by step. Without a ``whole`` run, rows of the last
+    step on disk and of later ones may still be unwritten."""
     found = dict(samples.group_by("step").len().iter_rows())
     last = steps[-1] if whole or not found else max(found) - 1
     lacking = {step: started.get(step, 1) - found.get(step, 0) for step in steps if step <= last}

@@ -116,11 +116,8 @@ class Calibration(Config):
         return find_model(self.model)
 
     def moved(self, model: str | None, device: str | None) -> Calibration:
-        """Return the same constants for another model or other GPUs.
-
-        Raises ``ValueError`` in one line if a name is unknown, or if the engines' size does not
-        hold the model.
-        """
+        """Return the same constants for another model or other GPUs. Raises ``ValueError`` in
+        one line if a name is unknown, or if the engines' size does not hold the model."""
         other = {"model": model or self.model, "device": device or self.device}
         if self.measured is not None and other != {"model": self.model, "device": self.device}:
             raise ValueError(
@@ -212,10 +209,8 @@ def nearest(longest: int) -> Calibration:
 
 
 def load(source: str | Path) -> Calibration:
-    """Read a calibration by its built-in name or its path.
-
-    Raises ``ValueError`` with one line that names the file and the key.
-    """
+    """Read a calibration by its built-in name or its path. Raises ``ValueError`` with one line
+    that names the file and the key."""
     path = FOLDER / f"{source}.yaml" if source in builtin() else Path(source)
     if not path.exists():
         known = ", ".join(builtin())

@@ -144,9 +144,8 @@ def engine_devices(
 
 class GpuCosts:
     """A model on ``tp`` GPUs of one node. Raises ``ValueError`` if the model cannot have ``tp``.
-
-    ``kappa`` multiplies the decode step. ``longest``: tokens of the longest sequence, 0 if unknown.
-    """
+    ``kappa`` multiplies the decode step. ``longest``: tokens of the longest sequence, 0 if
+    unknown."""
 
     def __init__(
         self,
@@ -200,10 +199,8 @@ class GpuCosts:
 
 
 def _cached_bytes(shape: ModelShape, tp: int, longest: int) -> tuple[float, float]:
-    """Bytes on all GPUs of an engine in bfloat16: per token, and per sequence.
-
-    If no layer keeps all tokens, a token counts its part of a long sequence's cache.
-    """
+    """Bytes on all GPUs of an engine in bfloat16: per token, and per sequence. If no layer keeps
+    all tokens, a token counts its part of a long sequence's cache."""
     token, sequence = shape.cached(tp, longest)
     if token:
         return 2.0 * token, 2.0 * sequence
@@ -211,10 +208,8 @@ def _cached_bytes(shape: ModelShape, tp: int, longest: int) -> tuple[float, floa
 
 
 class CurveCosts:
-    """Costs from measurements, for CPUs.
-
-    Raises ``ValueError`` if the context term exceeds a measured step.
-    """
+    """Costs from measurements, for CPUs. Raises ``ValueError`` if the context term exceeds a
+    measured step."""
 
     def __init__(self, device: MeasuredDevice) -> None:
         self.capacity = float(device.kv_tokens)
@@ -249,10 +244,8 @@ size. ``slope`` is the seconds that each context token adds to a decode step."""
 
 
 def ahead_terms(costs: EngineCosts, batch: int, rule: Rule) -> tuple[float, float]:
-    """Return seconds of a token of each of ``batch`` sequences with speculative decoding.
-
-    The first is at no context, the second for each token of context.
-    """
+    """Return seconds of a token of each of ``batch`` sequences with speculative decoding. The
+    first is at no context, the second for each token of context."""
     measured = rule.ahead.measured
     if measured and batch <= rule.below:
         return LatencyCurve(measured).at(batch), costs.slope
@@ -264,12 +257,9 @@ def ahead_terms(costs: EngineCosts, batch: int, rule: Rule) -> tuple[float, floa
 
 @dataclass(frozen=True, slots=True)
 class TrainCosts:
-    """Gradient work of one data-parallel replica.
-
-    Each response takes ``launch_s``, ``token_s`` for each of its tokens and of ``prompt_tokens``,
-    and ``square_s`` for the square of their number (attention). Each message that requests
-    gradients takes ``task_s``.
-    """
+    """Gradient work of one data-parallel replica. Each response takes ``launch_s``, ``token_s``
+    for each of its tokens and of ``prompt_tokens``, and ``square_s`` for the square of their
+    number (attention). Each message that requests gradients takes ``task_s``."""
 
     launch_s: float
     token_s: float
@@ -281,10 +271,8 @@ class TrainCosts:
     def on_gpus(
         cls, device: DeviceSpec, shape: ModelShape, *, gpus: int, launch_s: float, mfu: float
     ) -> TrainCosts:
-        """Make a replica of ``gpus`` for forward, backward, recompute, old and reference logprobs.
-
-        Each computes with the weights that a token uses.
-        """
+        """Make a replica of ``gpus`` for forward, backward, recompute, old and reference
+        logprobs. Each computes with the weights that a token uses."""
         return cls(launch_s, 12 * shape.active / (gpus * device.flops * mfu))
 
     def sequence_s(self, tokens: int) -> float:
@@ -332,9 +320,8 @@ def packing_bound_s(
     max_running: float = math.inf,
 ) -> float:
     """Return the least seconds to decode ``lengths`` if ``replicas`` ran full to the last token.
-
-    The KV cache holds sequences at their mean context over the tokens to decode. Prefill is free.
-    """
+    The KV cache holds sequences at their mean context over the tokens to decode. Prefill is
+    free."""
     total = sum(lengths)
     if total == 0:
         return 0.0

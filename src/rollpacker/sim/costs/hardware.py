@@ -92,9 +92,7 @@ class MeasuredDevice(Config):
 
 def find_device(name: str) -> DeviceSpec:
     """Return a device of ``DEVICES``, in any usual spelling: ``rtx 4090``, ``H100 80GB HBM3``.
-
-    Raises ``ValueError`` if there is none.
-    """
+    Raises ``ValueError`` if there is none."""
     for known, device in DEVICES.items():
         if _bare(known) == _bare(name):
             return device

@@ -206,11 +206,8 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
 
 
 class WeightCount(NamedTuple):
-    """Weights of a model, tied embeddings once.
-
-    ``active`` are those that a token uses, with all of both embeddings. ``experts`` are those of
-    all routed experts.
-    """
+    """Weights of a model, tied embeddings once. ``active`` are those that a token uses, with all
+    of both embeddings. ``experts`` are those of all routed experts."""
 
     total: int
     active: int
@@ -287,11 +284,9 @@ class ModelShape:
         return 2 * sum(layer.cached(1) for layer in self.blocks if not layer.window)
 
     def cached(self, devices: int, longest: int) -> CachedValues:
-        """Return the values that an engine of ``devices`` keeps of sequences of up to ``longest``
-        tokens.
-
-        0 stands for an unknown length. A window as long as the longest sequence keeps all of it.
-        """
+        """Return the values that an engine of ``devices`` keeps of sequences of up to
+        ``longest`` tokens. 0 stands for an unknown length. A window as long as the longest
+        sequence keeps all of it."""
         token = sequence = 0
         for layer in self.blocks:
             values = layer.cached(devices)
@@ -410,10 +405,8 @@ def _short_name(name: str) -> str:
 
 def find_model(name: str) -> ModelShape:
     """Return a model of ``MODELS``, or one of a ``config.json`` (its path or its folder).
-
     ``org/`` and suffixes about the training (``-Instruct``, ``-Math``, ``-2507``) are ignored.
-    Raises ``ValueError``.
-    """
+    Raises ``ValueError``."""
     path = Path(name).expanduser()
     if path.is_dir():
         path = path / "config.json"

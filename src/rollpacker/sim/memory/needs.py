@@ -162,11 +162,8 @@ Held = list[tuple[str, float]]
 
 def graders(config: RunConfig, *, cuda: bool) -> tuple[Held, Held]:
     """Return memory of graders on the first GPU and on the host. Each grading process has all of
-    it.
-
-    A judge on a GPU streams its layers from host memory. Its minimum is counted, or 0 if its size
-    is unknown.
-    """
+    it. A judge on a GPU streams its layers from host memory. Its minimum is counted, or 0 if its
+    size is unknown."""
     device: Held = []
     host: Held = []
     for reward in config.rewards:
@@ -265,20 +262,15 @@ def forward(config: RunConfig, shape: ModelShape, tokens: int, *, cuda: bool) ->
 
 def gathered(shape: ModelShape, size: int) -> float:
     """Return whole weights and gradients that a process of a sharded replica holds at once.
-
-    Embedding and head stay until the backward pass ends. Layers are gathered one ahead. Gradients
-    are added up in float32.
-    """
+    Embedding and head stay until the backward pass ends. Layers are gathered one ahead.
+    Gradients are added up in float32."""
     ends, layer = shape.ends, shape.largest_layer
     return size * (ends + 2 * layer) + 4 * max(ends, layer)
 
 
 def decoding(shape: ModelShape, running: int, cache: float) -> float:
-    """Return the memory of a decode step of the built-in engine on a GPU.
-
-    ``running`` responses fill ``cache`` bytes. Attention repeats a layer's keys and values for all
-    heads.
-    """
+    """Return the memory of a decode step of the built-in engine on a GPU. ``running`` responses
+    fill ``cache`` bytes. Attention repeats a layer's keys and values for all heads."""
     layer = cache / shape.layers * (1 + shape.heads / max(1, shape.kv_heads))
     return layer + drawing(shape, running)
 
@@ -312,10 +304,8 @@ _COLUMNS = 32
 
 
 def engine_parts(job: Placed, trained: float) -> tuple[int, Part, list[Part]]:
-    """Return an engine's KV budget in tokens, its memory on a device, and all engines' parts there.
-
-    ``trained``: bytes of the trainer's weights.
-    """
+    """Return an engine's KV budget in tokens, its memory on a device, and all engines' parts
+    there. ``trained``: bytes of the trainer's weights."""
     base, *larger = job.division.sizes
     parts = _weights(job, base)
     tokens, kv = _kv(job, base, trained, sum(part.size for part in parts))
@@ -373,10 +363,8 @@ def _packed(job: Placed) -> int:
 
 
 def _kv_token_bytes(job: Placed, devices: int) -> float:
-    """Bytes of one token, on each of the devices that share the heads.
-
-    Memory per sequence (windows, states) is divided among the tokens of a full-length response.
-    """
+    """Bytes of one token, on each of the devices that share the heads. Memory per sequence
+    (windows, states) is divided among the tokens of a full-length response."""
     values = job.shape.cached(devices, job.longest)
     each = (values.token + values.sequence / job.longest) / devices
     if not isinstance(job.config.engine, MiniEngineConfig) or job.machine.cuda:
@@ -387,11 +375,8 @@ def _kv_token_bytes(job: Placed, devices: int) -> float:
 
 
 def _kv(job: Placed, devices: int, trained: float, held: float) -> tuple[int, Part]:
-    """KV budget of an engine in tokens, and its bytes on each device.
-
-    ``trained``: bytes of the trainer's weights. ``held``: of the engine's own, and its forward
-    pass.
-    """
+    """KV budget of an engine in tokens, and its bytes on each device. ``trained``: bytes of the
+    trainer's weights. ``held``: of the engine's own, and its forward pass."""
     engine, token = job.config.engine, _kv_token_bytes(job, devices)
     if not isinstance(engine, MiniEngineConfig | VllmEngineConfig):
         return 1 << 30, Part(name="KV cache", size=0.0)
@@ -451,10 +436,8 @@ _ENVIRONMENTS_PROCESS = 0.2e9
 
 
 def needs(config: RunConfig, shape: ModelShape, machine: JobMachine) -> MemoryNeeds:
-    """Return the memory of a job on a machine.
-
-    Raises ``ValueError`` if its longest response is unknown, or if devices do not divide.
-    """
+    """Return the memory of a job on a machine. Raises ``ValueError`` if its longest response is
+    unknown, or if devices do not divide."""
     cap = config.rollout.max_completion_length or shape.context
     longest = longest_response(config.environment, cap or 0)
     if not longest:

@@ -33,11 +33,9 @@ _MOST_RUNNING = VllmEngineConfig(kind="vllm").max_running
 def fitting(
     config: RunConfig, shape: ModelShape, machine: JobMachine, also: Changes = NONE
 ) -> tuple[Changes, MemoryNeeds] | None:
-    """Return the first changes with which the job fits, if possible without being tight.
-
-    Small changes come first: smaller micro-batches, then replicas over the fewest devices, then
-    engines over the fewest. Training results change only by ``also``.
-    """
+    """Return the first changes with which the job fits, if possible without being tight. Small
+    changes come first: smaller micro-batches, then replicas over the fewest devices, then
+    engines over the fewest. Training results change only by ``also``."""
     there = machine.nodes * machine.devices * machine.device_bytes
     adapters = config.model.lora_rank or "model.lora_rank" in also
     if not adapters and _HELD * shape.parameters > there:
@@ -58,10 +56,8 @@ def fitting(
 def nearest(
     config: RunConfig, shape: ModelShape, machine: JobMachine
 ) -> tuple[Changes, MemoryNeeds] | None:
-    """Return the changes with which the job takes least, if nothing fits.
-
-    Changes with room for a response come first. None if devices or heads never divide.
-    """
+    """Return the changes with which the job takes least, if nothing fits. Changes with room for
+    a response come first. None if devices or heads never divide."""
     found = (
         each
         for also in (NONE, *other_results(config, machine))
@@ -83,10 +79,8 @@ def other_results(config: RunConfig, machine: JobMachine) -> list[Changes]:
 def _smaller(
     config: RunConfig, shape: ModelShape, machine: JobMachine, changes: Changes
 ) -> Iterator[tuple[Changes, MemoryNeeds]]:
-    """Needs of the changed job, with its own and with the smallest micro-batches.
-
-    The smallest are as long as a response. If they fit, larger ones come first.
-    """
+    """Needs of the changed job, with its own and with the smallest micro-batches. The smallest
+    are as long as a response. If they fit, larger ones come first."""
     try:
         changed, place = with_changes(config, changes), _placed(changes, machine)
         found = needs(changed, shape, place)
@@ -278,9 +272,7 @@ def gpu_defaults(
     config: RunConfig, shape: ModelShape, machine: JobMachine, *, vllm: bool, bfloat16: bool
 ) -> Changes:
     """Return values for unset keys. Keys of memory keep their defaults if nothing fits.
-
-    ``vllm``: it is installed there, and runs the model. ``bfloat16``: the GPUs compute in it.
-    """
+    ``vllm``: it is installed there, and runs the model. ``bfloat16``: the GPUs compute in it."""
     unset = left_out(config)
     changes: dict[str, Any] = {}
     if bfloat16 and "model.dtype" in unset:
@@ -307,10 +299,8 @@ def _fitting(
     changes: Changes,
     unset: Collection[str],
 ) -> Changes:
-    """Add the first settings of memory that fit with room to spare.
-
-    Without such, add those that fit and have the largest cache.
-    """
+    """Add the first settings of memory that fit with room to spare. Without such, add those that
+    fit and have the largest cache."""
     rollout = config.rollout
     least = min(_LEAST, rollout.prompts_per_step * rollout.num_generations)
     tight: list[tuple[int, Changes]] = []

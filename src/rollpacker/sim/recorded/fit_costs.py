@@ -29,10 +29,8 @@ _KV_TOKENS = 1 << 30
 
 
 def calibrate(run: RunRecord, steps: Sequence[RunStep] | None = None) -> Calibration:
-    """Fit costs to some steps of a run, by default all except the first (it warms up).
-
-    Raises ``ValueError`` if they hold too few measurements.
-    """
+    """Fit costs to some steps of a run, by default all except the first (it warms up). Raises
+    ``ValueError`` if they hold too few measurements."""
     chosen = timed(run) if steps is None else list(steps)
     times = [sums for step in chosen for sums in step.times]
     tasks = [each for step in chosen for each in step.tasks]
@@ -109,10 +107,8 @@ def _ahead(steps: Sequence[RunStep]) -> dict[str, Any]:
 
 
 def _filled(latency: dict[int, float], settings: Mapping[str, Any]) -> dict[int, float]:
-    """Extend the latency to smaller batches, in the shape of the run's configured curve.
-
-    If no batch decoded one token at a time, that curve is all there is.
-    """
+    """Extend the latency to smaller batches, in the shape of the run's configured curve. If no
+    batch decoded one token at a time, that curve is all there is."""
     told = LatencyCurve({int(n): s for n, s in settings["latency"].items()})
     if not latency:
         return dict(told.points)

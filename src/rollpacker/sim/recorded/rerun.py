@@ -53,10 +53,8 @@ def tried(attempt: RecordedAttempt, *, acts: bool) -> Tried:
 
 
 class RunWorkload:
-    """The samples of a run, repeated.
-
-    An unfinished response continues like a longer one, of the same step if possible.
-    """
+    """The samples of a run, repeated. An unfinished response continues like a longer one, of the
+    same step if possible."""
 
     def __init__(self, run: RunRecord) -> None:
         self._tried: dict[tuple[int, PromptId, int], Tried] = {}
@@ -182,9 +180,7 @@ def replayed(
     run: RunRecord, calibration: Calibration, steps: Sequence[RunStep] | None = None
 ) -> tuple[TimedSteps, TimedSteps]:
     """Return simulated and measured seconds of steps, of their rollouts and of their training.
-
-    ``steps``: default is all except the first.
-    """
+    ``steps``: default is all except the first."""
     chosen = {step.number for step in (timed(run) if steps is None else steps)}
     alone = not run.settings["asynchronous_grading"]
     phase_s = calibration.synchronous_reward_s if alone else 0.0

@@ -68,11 +68,9 @@ class RunStep:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A run's finished steps in order.
-
-    ``cores``: shared by workers and driver. 0 if the driver has its own, or if unknown.
-    ``max_running``: most sequences that an engine decoded together. None if unknown.
-    """
+    """A run's finished steps in order. ``cores``: shared by workers and driver. 0 if the driver
+    has its own, or if unknown. ``max_running``: most sequences that an engine decoded together.
+    None if unknown."""
 
     name: str
     settings: dict[str, Any]

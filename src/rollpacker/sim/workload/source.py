@@ -52,10 +52,8 @@ class LengthSource:
     rewards: RewardTimes | None = None
 
     def drawn_again(self, rng: np.random.Generator, prompts: int, steps: int) -> LengthSource:
-        """Draw the recorded steps anew, with repetition.
-
-        One freshly drawn step is among them, since few steps represent others badly.
-        """
+        """Draw the recorded steps anew, with repetition. One freshly drawn step is among them,
+        since few steps represent others badly."""
         traits = self.lengths.traits(rng, prompts)
         drawn = self.lengths.given(rng, traits, self.responses or 1)
         fresh = (Recorded(traits[n : n + 1], each) for n, each in enumerate(drawn))
@@ -67,10 +65,8 @@ class LengthSource:
 
 
 def load_source(name: str, task: str | None = None, note: Note = silent) -> LengthSource:
-    """Load a source by the name of a model, or the path of a model or of a trace.
-
-    Raises ``ValueError`` with one line.
-    """
+    """Load a source by the name of a model, or the path of a model or of a trace. Raises
+    ``ValueError`` with one line."""
     if name in model_names() or name.endswith(".json"):
         return of_model(name)
     if not Path(name).exists():
@@ -92,11 +88,8 @@ def of_model(name: str) -> LengthSource:
 
 
 def of_trace(trace: Trace, task: str | None = None) -> LengthSource:
-    """Take a trace's prompts, and fit a model for further ones.
-
-    Raises ``ValueError`` if the task is missing, not unique, or has no finished response with
-    tokens.
-    """
+    """Take a trace's prompts, and fit a model for further ones. Raises ``ValueError`` if the
+    task is missing, not unique, or has no finished response with tokens."""
     samples = _in_order(_narrow(finished(task_samples(trace, task))))
     if samples.is_empty():
         raise ValueError("the trace has no finished response, so its lengths are unknown")
@@ -186,10 +179,8 @@ def task_samples(trace: Trace, task: str | None) -> pl.DataFrame:
 def _posterior(
     tokens: Floats, groups: NDArray[np.int64], rho: float, rng: np.random.Generator
 ) -> Floats:
-    """Draw each prompt's shared normal given its responses, shape (prompts, 1).
-
-    Exact for a copula without skew: normal scores with correlation ``rho``.
-    """
+    """Draw each prompt's shared normal given its responses, shape (prompts, 1). Exact for a
+    copula without skew: normal scores with correlation ``rho``."""
     levels = (midranks(tokens) - 0.5) / tokens.size
     normal = NormalDist()
     scores = np.fromiter((normal.inv_cdf(level) for level in levels), np.float64, levels.size)

@@ -63,11 +63,9 @@ class Live:
 
 
 class ScriptedTurn(NamedTuple):
-    """``tokens`` to generate. Then tools answer for ``tool_s`` and add ``added`` tokens.
-
-    A first turn without tokens is the start of an environment. If the last turn has a ``tool_s``,
-    the response ends when its environment has processed the end.
-    """
+    """``tokens`` to generate. Then tools answer for ``tool_s`` and add ``added`` tokens. A first
+    turn without tokens is the start of an environment. If the last turn has a ``tool_s``, the
+    response ends when its environment has processed the end."""
 
     tokens: int
     tool_s: float = 0.0
@@ -78,10 +76,8 @@ Turns = tuple[ScriptedTurn, ...]
 
 
 def recorded_turns(response: TraceResponse) -> Turns:
-    """Convert a recorded response's turns.
-
-    A turn without tokens joins the one before. Tools of the last turn answer nothing.
-    """
+    """Convert a recorded response's turns. A turn without tokens joins the one before. Tools of
+    the last turn answer nothing."""
     made: list[ScriptedTurn] = []
     nexts = [turn.prompt for turn in response.turns[1:]]
     for turn, after in zip(response.turns, [*nexts, 0], strict=True):

@@ -68,11 +68,8 @@ class Decoder:
         self._saved = 0.0
 
     def speculate(self, now: float, rule: Rule) -> None:
-        """Decode speculatively, from the end of the step in flight on.
-
-        Each sequence then gains several tokens per step. Steps here are then tokens, each a part of
-        a step.
-        """
+        """Decode speculatively, from the end of the step in flight on. Each sequence then gains
+        several tokens per step. Steps here are then tokens, each a part of a step."""
         self._run_to(now)
         self._stop_at(now)
         self._rule, self._end = rule, None
@@ -141,10 +138,8 @@ class Decoder:
                 self._end += seconds
 
     def abort(self, now: float, attempts: Collection[int]) -> dict[int, int]:
-        """Drop attempts, and return their generated tokens by id.
-
-        Unknown and delivered ids are left out.
-        """
+        """Drop attempts, and return their generated tokens by id. Unknown and delivered ids are
+        left out."""
         self._run_to(now)
         tokens = {attempt: count for attempt, count in self._done if attempt in attempts}
         if tokens:
@@ -365,10 +360,8 @@ class Decoder:
         return need if live.generated else need - found
 
     def _evict(self) -> None:
-        """Evict cached KV if running sequences need the room, oldest first.
-
-        A sequence loses blocks from its end, so that its remaining blocks can still be found.
-        """
+        """Evict cached KV if running sequences need the room, oldest first. A sequence loses
+        blocks from its end, so that its remaining blocks can still be found."""
         lacking = self._context + self._slack * len(self._running) + self._cached - self._capacity
         while lacking > 0 and self._cache:
             attempt, tokens = next(iter(self._cache.items()))

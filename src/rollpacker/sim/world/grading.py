@@ -17,11 +17,8 @@ _CLOSE = 1e-9
 
 class SimulatedJudge:
     """Judges up to ``judge_slots`` responses at once, all at the speed that the present load
-    allows.
-
-    ``load``: share of busy devices, 0 to 1. ``wanted``: whether a response still needs its
-    judgement.
-    """
+    allows. ``load``: share of busy devices, 0 to 1. ``wanted``: whether a response still needs
+    its judgement."""
 
     def __init__(
         self,
@@ -99,11 +96,9 @@ RewardKind = Literal["none", "math", "code", "judge"]
 
 
 class SimulatedGrading:
-    """Reward services that run beside the rollout.
-
-    Math and code have as many processes as they need. The judge has ``judge_slots``, and is slow
-    while its devices work. ``load``: share of busy devices, 0 to 1.
-    """
+    """Reward services that run beside the rollout. Math and code have as many processes as they
+    need. The judge has ``judge_slots``, and is slow while its devices work. ``load``: share of
+    busy devices, 0 to 1."""
 
     def __init__(
         self,

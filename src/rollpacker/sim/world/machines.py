@@ -152,10 +152,8 @@ class WorldCosts:
 
 
 def fleet_of(config: SimulationConfig, calibration: Calibration) -> Fleet:
-    """Return engines and replicas of a job, with training devices after those of rollout.
-
-    Raises ``ValueError`` if its devices do not divide into them.
-    """
+    """Return engines and replicas of a job, with training devices after those of rollout. Raises
+    ``ValueError`` if its devices do not divide into them."""
     gpus, training = config.gpus or calibration.gpus, config.training_gpus
     engine, replica = engine_devices(config, calibration), replica_devices(config, calibration)
     devices = grid(gpus, gpus if calibration.measured else calibration.devices(gpus).node_size)
@@ -212,9 +210,7 @@ def machine_of(
     config: SimulationConfig, calibration: Calibration, *, grows: bool = True
 ) -> Hardware | None:
     """Return the hardware that the policy may know. None if it does not use it, as in runs.
-
-    ``grows``: engines of the tail may be joined into larger ones.
-    """
+    ``grows``: engines of the tail may be joined into larger ones."""
     rules = config.rollout
     ordered = calibration.measured is not None and not config.balanced_training
     if rules.planner == "off" and (ordered or rules.streaming.scaling == "off"):

@@ -38,10 +38,8 @@ _BOUND_SAMPLES = 4096
 
 class Simulation:
     """One job on simulated machines. Raises ``ValueError`` if the machines cannot run it.
-
-    ``record`` takes every event with its decisions. ``grows``: larger engines may take over a tail,
-    which runs allow only with a planner.
-    """
+    ``record`` takes every event with its decisions. ``grows``: larger engines may take over a
+    tail, which runs allow only with a planner."""
 
     def __init__(
         self,

@@ -215,11 +215,8 @@ class SimulatedDecoding:
 
 
 class World:
-    """Simulated machines under a real policy.
-
-    ``measure``: report a round's preemptions to the policy. ``record`` takes every event with its
-    decisions.
-    """
+    """Simulated machines under a real policy. ``measure``: report a round's preemptions to the
+    policy. ``record`` takes every event with its decisions."""
 
     def __init__(
         self,

@@ -45,11 +45,9 @@ def numbers(record: Record) -> dict[str, float | None]:
 
 
 def summed(frame: pl.DataFrame, names: Sequence[str]) -> tuple[pl.Expr, list[str]]:
-    """Return the reward of each row, and the columns that it is the sum of.
-
-    ``frame`` has ``step``, ``prompt`` and ``numbers``, in the order of ``names``. In a log, reward
-    columns come first.
-    """
+    """Return the reward of each row, and the columns that it is the sum of. ``frame`` has
+    ``step``, ``prompt`` and ``numbers``, in the order of ``names``. In a log, reward columns
+    come first."""
     values = {n: pl.col("numbers").list.get(i, null_on_oob=True) for i, n in enumerate(names)}
     given = [name for name in names if name not in _ADVANTAGES]
     chosen = [name for name in given if _is_named(name)] or given
@@ -67,10 +65,8 @@ def _is_named(column: str) -> bool:
 
 def _told(table: pl.DataFrame, names: Sequence[str], advantage: str) -> list[str]:
     """Find the reward columns by the advantage: the first columns whose sum correlates with it.
-
     Later columns that do not change the sum's order are rewards by their name, or if they are
-    constant. Empty if advantages carry no information.
-    """
+    constant. Empty if advantages carry no information."""
     sums = {f"first {k}": pl.sum_horizontal(names[: k + 1]) for k in range(len(names))}
     groups = table.with_columns(**sums).group_by("step", "prompt")
     told = pl.col(advantage).max() - pl.col(advantage).min() > _SAME
@@ -105,11 +101,9 @@ _MOST_EXTRAS = 1 << 16
 
 
 def read(files: Sequence[Path], reading: Reading, kind: str) -> Trace:
-    """Return one row per response. Raises ``TraceError`` and ``OSError``.
-
-    Texts are not kept. Other keys are kept in ``extra`` if they are short and few values differ.
-    Responses that an earlier file ends with count once.
-    """
+    """Return one row per response. Raises ``TraceError`` and ``OSError``. Texts are not kept.
+    Other keys are kept in ``extra`` if they are short and few values differ. Responses that an
+    earlier file ends with count once."""
     log = _Log(kind, LAYOUTS[kind], reading, PromptIds(LAYOUTS[kind]))
     for path in files:
         log.add(path)

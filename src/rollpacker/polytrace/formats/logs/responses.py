@@ -99,11 +99,8 @@ class LoggedResponse:
 
 
 class PromptIds:
-    """Ids of prompts, by content, the same in every step and file.
-
-    The log's own id is valid within a step. It separates equal prompts of the step, and joins
-    different texts with one id.
-    """
+    """Ids of prompts, by content, the same in every step and file. The log's own id is valid
+    within a step. It separates equal prompts of the step, and joins different texts with one id."""
 
     def __init__(self, layout: LogLayout) -> None:
         self._layout = layout

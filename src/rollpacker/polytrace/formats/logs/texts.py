@@ -90,11 +90,8 @@ def with_reasoning(completion: object, reasoning: object) -> object:
 
 
 def sides(conversation: object) -> tuple[object, object]:
-    """Split a conversation into prompt and completion.
-
-    Messages are split before the model's first. If texts alternate, the completion is every second
-    one.
-    """
+    """Split a conversation into prompt and completion. Messages are split before the model's
+    first. If texts alternate, the completion is every second one."""
     if not isinstance(conversation, list):
         return conversation, []
     parts = cast(list[Any], conversation)
@@ -173,10 +170,8 @@ def first(record: Record, paths: tuple[str, ...]) -> Any:
 
 
 def tokens(record: Record, ways: tuple[str, ...]) -> int | None:
-    """Count by the first of the ``ways`` that a record has, or return None.
-
-    Raises ``ValueError`` that names the key.
-    """
+    """Count by the first of the ``ways`` that a record has, or return None. Raises
+    ``ValueError`` that names the key."""
     for way in ways:
         how, path, key = _way(way)
         if key not in record:
@@ -200,10 +195,8 @@ def _count(how: str, value: object, path: str) -> int | None:
 
 
 def _without_filler(pieces: list[Any]) -> int:
-    """Count tokens without the repeated special token at the end.
-
-    Its first one ends the response, unless it is padding or follows another special token.
-    """
+    """Count tokens without the repeated special token at the end. Its first one ends the
+    response, unless it is padding or follows another special token."""
     last = pieces[-1] if pieces else None
     if not _is_special(last):
         return len(pieces)
@@ -240,9 +233,7 @@ def step(value: object, names: tuple[str, ...]) -> int | None:
 
 def score(value: object, name: str) -> float | None:
     """Return a reward: a list is summed, named scores are weighted and summed. None for NaN.
-
-    Raises ``ValueError``.
-    """
+    Raises ``ValueError``."""
     if value is None:
         return None
     if isinstance(value, list):

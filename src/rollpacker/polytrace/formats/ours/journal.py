@@ -18,11 +18,9 @@ _STATES = {"kept": "kept", "dropped": "filtered", "aborted": "aborted"}
 
 
 def read(files: Sequence[Path], reading: Reading) -> Trace:
-    """Return one row per attempt that has ended. Raises ``TraceError``.
-
-    Times are those at which the policy handled an event, so they include a decision's delay.
-    Attempts that were still running at the journal's end are left out.
-    """
+    """Return one row per attempt that has ended. Raises ``TraceError``. Times are those at which
+    the policy handled an event, so they include a decision's delay. Attempts that were still
+    running at the journal's end are left out."""
     rows = [row for path in files for row in _rows(follow(path), reading)]
     return Trace(samples=samples(rows))
 

@@ -20,8 +20,7 @@ _NAME = re.compile(
     r"(api|access|secret|private|openai|anthropic|azure|wandb|service)[_-]?key|authorization|cookie)"
     r"s?([_-]?\d+)?$"
 )
-_NO_SECRETS = {"stale_tokens"}
-"""Keys of a run's configuration that only look like secrets."""
+_NO_SECRETS = {"stale_tokens"}  # keys of a run's configuration that only look like secrets
 _TEXT = re.compile(
     r"\b((sk|hf|gh[opsur]|github_pat|glpat|xox[abp])[-_][A-Za-z0-9_-]{12,}|AKIA[A-Z0-9]{12,})|"
     r"://[^/@\s]+:[^/@\s]+@"
@@ -214,8 +213,7 @@ REASONS: Mapping[str, str] = {
 """The reason why a key is missing here, by the last part of another framework's key."""
 
 
-_LONGEST = 80
-"""Characters of a wrong value that are shown."""
+_LONGEST = 80  # characters of a wrong value that are shown
 _TYPE = re.compile(r"(?:str|int|float|bool|(?:list|dict|literal|function|constrained)\W.*)$")
 """Pydantic's names for a union's members in an error's location."""
 

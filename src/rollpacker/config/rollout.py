@@ -185,8 +185,7 @@ class RolloutConfig(Config):
         return self.temperature == 0.0 or (self.top_p == 1.0 and self.top_k == 0)
 
 
-KV_SHARE = 4
-"""A default KV budget takes one in this many free bytes."""
+KV_SHARE = 4  # A default KV budget takes one in this many free bytes
 
 
 class OneDeviceConfig(Config):

@@ -17,8 +17,7 @@ SETTING = Paper(calibration="paper-7b-8k", workload="paper-8k", gpus=16, factor=
 _RACED = 0.4
 """Share of the factor. A raced rollout is so short that the driver could not keep up with all."""
 TITLE = "A step of a 7B model on 16 emulated GPUs"
-_STEADY = 1
-"""The first step that counts. Before it, a run has no history of lengths."""
+_STEADY = 1  # the first step that counts. Before it, a run has no history of lengths.
 _EARLY = {"grading": {"asynchronous": True}}
 _NOTE = (
     "Driver, policies and grading are real. Decode times and lengths are the RollPacker paper's. "

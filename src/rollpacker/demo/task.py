@@ -13,8 +13,7 @@ from typing import Any
 
 from reasoning_gym.factory import create_dataset
 
-LARGEST = 99
-"""Numbers are in 1..LARGEST: two digits are enough."""
+LARGEST = 99  # numbers are in 1..LARGEST: two digits are enough
 END_OF_THOUGHT = "</think>"
 _BUCKETS = 4
 _SEED_STRIDE = 1_000_003

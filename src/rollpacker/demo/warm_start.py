@@ -27,8 +27,7 @@ from rollpacker.demo.model import EOS_ID, PAD_ID, build_model, build_tokenizer
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-Progress = Callable[[int, int, float], None]
-"""Called with (steps done, steps, loss)."""
+Progress = Callable[[int, int, float], None]  # called with (steps done, steps, loss)
 _IGNORED = -100
 
 

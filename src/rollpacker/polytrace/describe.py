@@ -35,11 +35,8 @@ Ints = NDArray[np.int64]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """Engines of a rollout. A decode step of B sequences takes ``base_s + per_sequence_s * B``.
-
-    Args:
-        workers: engines. Prompts are dealt to them in equal runs.
-        slots: sequences that an engine decodes at once.
-    """
+    ``workers``: engines. Prompts are dealt to them in equal runs. ``slots``: sequences that an
+    engine decodes at once."""
 
     workers: int = 8
     slots: int = 256
@@ -120,10 +117,7 @@ def _admitted(lengths: Ints, slots: int) -> Ints:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imbalance:
     """Busiest data-parallel rank's tokens over the mean rank's, averaged over steps. 1 if even.
-
-    Args:
-        balanced: longest first to the least loaded rank.
-    """
+    ``balanced``: longest first to the least loaded rank."""
 
     as_dealt: float
     balanced: float

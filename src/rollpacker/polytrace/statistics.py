@@ -30,12 +30,8 @@ _SMALLEST = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantileTable:
-    """Quantiles, interpolated on a log scale between levels.
-
-    Args:
-        levels: increasing from 0 to 1, at least two.
-        values: quantiles at the levels, positive, not decreasing.
-    """
+    """Quantiles, interpolated on a log scale between levels. ``levels``: increasing from 0 to 1,
+    at least two. ``values``: quantiles at the levels, positive, not decreasing."""
 
     levels: tuple[float, ...]
     values: tuple[float, ...]
@@ -195,12 +191,9 @@ def area_under_curve(scores: Floats, labels: NDArray[np.bool_]) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drift:
-    """Change of a prompt's mean log length per step, with p-values.
-
-    Args:
-        slope_p: of no linear trend (t test over visits).
-        differ_p: of equal distributions in all steps (Kruskal and Wallis over visits).
-    """
+    """Change of a prompt's mean log length per step, with p-values. ``slope_p``: of no linear
+    trend (t test over visits). ``differ_p``: of equal distributions in all steps (Kruskal and
+    Wallis over visits)."""
 
     slope: float
     slope_p: float
@@ -225,8 +218,7 @@ def drift(samples: pl.DataFrame) -> Drift | None:
 
 # --- Predicting the tail from responses that have finished
 
-TAIL_SHARE = 0.2
-"""A tail prompt's longest response is among the longest fifth of prompts'."""
+TAIL_SHARE = 0.2  # A tail prompt's longest response is among the longest fifth of prompts'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

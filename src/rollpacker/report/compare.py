@@ -26,8 +26,7 @@ from rollpacker.report.reading.run_folder import ReportError, RunFolder, load_ru
 from rollpacker.report.run_report import run_facts
 
 BASELINE = "off"
-NOISY = 0.15
-"""Times are noise if others take at least this share of the cores."""
+NOISY = 0.15  # times are noise if others take at least this share of the cores
 EARLY_STEP = 1
 """The step whose charts are compared. It is early, because the modes' weights then hardly
 differ. It is not the first, which also warms caches."""

@@ -21,11 +21,9 @@ from rollpacker.report.reading.run_folder import RunFolder, load_run
 
 Event = dict[str, Any]
 
-MAX_ATTEMPTS = 100_000
-"""Attempts in a timeline. With more the viewer gets slow."""
+MAX_ATTEMPTS = 100_000  # attempts in a timeline. With more the viewer gets slow.
 
-_STEPS, _REWARDS, _WORKERS = 1, 2, 10
-"""Process ids: the steps, the rewards, and the first worker."""
+_STEPS, _REWARDS, _WORKERS = 1, 2, 10  # process ids: the steps, the rewards, and the first worker
 _SLOT, _TASK = 100, 1
 """Thread ids: the first decode slot, and the first gradient lane, which sorts above it."""
 

@@ -31,11 +31,9 @@ AHEAD = "exact, ahead"
 """Name of ``exact`` with speculative decoding, if the log's engines do not use it."""
 _SIMPLEST = ("exact", "auto", "prompts", "race")
 """Modes in order of their effect on training, the smallest first."""
-_SAME = 1.02
-"""Speeds with a smaller ratio count as equal."""
+_SAME = 1.02  # speeds with a smaller ratio count as equal
 _WORTH_IT = 1.05
-_FEW = 100
-"""With fewer responses, hardly one is in the longest hundredth."""
+_FEW = 100  # with fewer responses, hardly one is in the longest hundredth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,8 +180,7 @@ def _keeps(mode: ModeEstimate) -> str:
 
 MODES: tuple[TailMode, ...] = ("off", "exact", "auto", "prompts", "race")
 ALL = (*MODES, "partial", AHEAD)
-_CYCLE = 5
-"""Steps from one empty queue to the next, at over-provisioning 1.25."""
+_CYCLE = 5  # steps from one empty queue to the next, at over-provisioning 1.25
 _JOBS = 4
 _LEARNS, _CYCLES = 10, 3
 """Steps before mode ``auto`` leaves ``exact``, and the factor of its cycles' length."""
@@ -282,13 +279,9 @@ class EstimatedJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EstimatedMachine:
-    """The user's machines. None is assumed.
-
-    Args:
-        calibration: a built-in one or a file. Default: all built-in ones, weighted by the
-            similarity of their response lengths.
-        gpus: default: as many as keep the calibration's responses per GPU.
-    """
+    """The user's machines. None is assumed. ``calibration``: a built-in one or a file. Default:
+    all built-in ones, weighted by the similarity of their response lengths. ``gpus``: default:
+    as many as keep the calibration's responses per GPU."""
 
     calibration: str | None = None
     model: str | None = None
@@ -417,11 +410,8 @@ def estimate(
     job: EstimatedJob, trace: Trace, *, steps: int | None = None, modes: Sequence[str] = ALL
 ) -> Estimate:
     """Simulate modes beside ``off``. Raises ``ValueError`` if the machines cannot run the job.
-
-    Args:
-        steps: of every job. Default: enough to converge, within seconds.
-        modes: ours, or the user's own rules (``path/to/file.py:name``).
-    """
+    ``steps``: of every job. Default: enough to converge, within seconds. ``modes``: ours, or the
+    user's own rules (``path/to/file.py:name``)."""
     read = read_of(task_samples(trace, job.task))
     count = steps or steps_for(job)
     order = [number % len(job.cases) for number in range(_JOBS)]

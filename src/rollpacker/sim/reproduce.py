@@ -26,8 +26,7 @@ from rollpacker.sim.world.step import JobResult, mean
 
 # -- a result beside the paper's
 
-TOLERANCE = 0.10
-"""Relative error from which a result counts as not reproduced."""
+TOLERANCE = 0.10  # relative error from which a result counts as not reproduced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,12 +77,10 @@ SETTINGS = {
     "16k": ("paper-14b-16k", "paper-16k", "14B/16k"),
     "32k": ("paper-32b-32k", "paper-32k", "32B/32k"),
 }
-CYCLE = 5
-"""Rounds from one long round to the next at 1.25 prompts started per prompt kept."""
+CYCLE = 5  # rounds from one long round to the next at 1.25 prompts started per prompt kept
 
 Tree = dict[str, Any]
-Results = Mapping[str, Sequence[JobResult]]
-"""By the name of a job, one result for each seed."""
+Results = Mapping[str, Sequence[JobResult]]  # by the name of a job, one result for each seed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,8 +324,7 @@ _START_S = {"8k": 22.0, "16k": 11.0, "32k": 0.0}
 """Start of a rollout that the bars include, fitted to them."""
 FIG11_COSTS: dict[str, Tree] = {"8k": {"kappa": 0.66}, "16k": {}, "32k": {"kappa": 0.92}}
 """Decode steps of this figure, fitted to it because the paper's figures disagree."""
-_ITERATIONS = 10
-"""Iterations of one maximum. The paper does not give its number."""
+_ITERATIONS = 10  # iterations of one maximum. The paper does not give its number.
 _CHOSEN = (
     "a bar is the longest round that is not a long one, or the mean of all where that is more; "
     "this, the ten iterations, start and kappa of each setting and math rewards only at 8k were "

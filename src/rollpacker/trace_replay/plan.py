@@ -13,11 +13,8 @@ from rollpacker.polytrace.schema import Trace, TraceError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """One step.
-
-    Args:
-        batch_reward_s: seconds of a reward phase after the rollout, the slowest rank's.
-    """
+    """One step. ``batch_reward_s``: seconds of a reward phase after the rollout, the slowest
+    rank's."""
 
     step: int
     groups: tuple[tuple[TraceResponse, ...], ...]

@@ -97,14 +97,9 @@ def replay(
 
 
 class Redrawn(Lengths):
-    """Prompts and their responses, both drawn with replacement. A ``Lengths`` without parameters.
-
-    Column 0 of the traits is the visit's number instead of a normal score.
-
-    Args:
-        tokens: lengths, shape (n,).
-        groups: visit of each, from 0, none empty, shape (n,).
-    """
+    """Prompts and their responses, both drawn with replacement. A ``Lengths`` without
+    parameters. Column 0 of the traits is the visit's number instead of a normal score.
+    ``tokens``: lengths, shape (n,). ``groups``: visit of each, from 0, none empty, shape (n,)."""
 
     def __init__(self, tokens: Floats, groups: NDArray[np.int64]) -> None:
         self._tokens = tokens[np.argsort(groups, kind="stable")]

@@ -26,8 +26,7 @@ FORMATS = (*SUITE, "polytrace", "native", "run", "journal", *LAYOUTS)
 """Names that ``read`` takes. ``polytrace`` is a folder with any of the first four."""
 _TABLES = ("native", "run")
 _SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet")
-_NEARLY = 2
-"""A table that lacks at most this many columns counts as a damaged native trace."""
+_NEARLY = 2  # A table that lacks at most this many columns counts as a damaged native trace
 _DEEPEST = 3
 _DEEPEST_IN_STEP = 6
 _PICKLES = {

@@ -27,8 +27,7 @@ _BOM = b"\xef\xbb\xbf"
 _BLOCK = 1 << 20
 _LINES_AT_ONCE = 64
 
-Tick = Callable[[int], None]
-"""Gets the number of further bytes read, in the files' size on disk."""
+Tick = Callable[[int], None]  # gets the number of further bytes read, in the files' size on disk
 
 
 def quiet(_: int) -> None:
@@ -132,13 +131,11 @@ def silent(_: str) -> None:
     """A ``Note`` that does nothing."""
 
 
-MOST = 2**31 - 1
-"""Counts are stored in 32 bits."""
+MOST = 2**31 - 1  # counts are stored in 32 bits
 
 Count = Annotated[int, Field(strict=True, ge=0, le=MOST)]
 Number = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
-Text = InstanceOf[str]
-"""Accepts lone surrogates, which pydantic's ``str`` may refuse."""
+Text = InstanceOf[str]  # accepts lone surrogates, which pydantic's ``str`` may refuse
 
 _EXPECTED = {
     "int_type": "a whole number",
@@ -282,8 +279,7 @@ def table(rows: Iterable[Mapping[str, Any]], schema: dict[str, pl.DataType]) -> 
 # --- The circumstances of reading
 
 TokenCount = Callable[[str], int]
-_CHANCE = 4
-"""Fewer equal records in two tasks may be chance."""
+_CHANCE = 4  # fewer equal records in two tasks may be chance
 
 
 class Repeats:

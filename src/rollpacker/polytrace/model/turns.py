@@ -19,12 +19,8 @@ from rollpacker.polytrace.statistics import QuantileTable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """Factors of a replay.
-
-    Args:
-        tokens: of every length, including prompts.
-        time: of the latencies of tools and rewards.
-    """
+    """Factors of a replay. ``tokens``: of every length, including prompts. ``time``: of the
+    latencies of tools and rewards."""
 
     tokens: float = 1.0
     time: float = 1.0

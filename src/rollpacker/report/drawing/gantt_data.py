@@ -12,10 +12,8 @@ from rollpacker.report.reading import bubbles
 from rollpacker.report.reading.run_folder import RunFolder
 from rollpacker.runtime.step.bubble import Span
 
-MAX_BARS = 24_000
-"""Bars in one page. A page with more leaves steps out evenly."""
-MAX_BARS_PER_STEP = 4_000
-"""Bars of one step. With more, only every k-th lane is drawn."""
+MAX_BARS = 24_000  # bars in one page. A page with more leaves steps out evenly.
+MAX_BARS_PER_STEP = 4_000  # bars of one step. With more, only every k-th lane is drawn.
 MAX_WORKERS = 16
 """Workers drawn, the first ones. If replicas are separate, at least a quarter are replicas."""
 STATES = ("kept", "aborted", "dropped", "failed", "moved", "carried")

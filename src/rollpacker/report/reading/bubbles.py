@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from rollpacker.runtime.step import bubble
 from rollpacker.runtime.step.bubble import Span, idle_s
 
-Intervals = NDArray[np.float64]
-"""Shape (N, 2): start and end in seconds."""
+Intervals = NDArray[np.float64]  # shape (N, 2): start and end in seconds
 
 SEGMENT_COLUMNS = {
     "step": pl.Int64,

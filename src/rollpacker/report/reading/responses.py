@@ -30,8 +30,7 @@ _SHOWN += (
     *schema.TOKEN_IDS,
     *schema.TURNS,
 )
-_DIGITS = 6
-"""Decimals of rewards and waits, which are stored as 32-bit floats."""
+_DIGITS = 6  # decimals of rewards and waits, which are stored as 32-bit floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,13 +48,8 @@ _Replicas = dict[int, tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlace:
-    """The meaning of a number in a table's column ``worker``.
-
-    Args:
-        kind: ``worker``: an engine and the replica on its devices. Otherwise the engine or the
-            replica, on devices of its own.
-        devices: its times count for so many.
-    """
+    """The meaning of a number in a table's column ``worker``. A ``worker`` is an engine and the
+    replica on its devices. Times count for each of its ``devices``."""
 
     kind: Literal["worker", "engine", "replica"]
     number: int

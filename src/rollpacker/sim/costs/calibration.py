@@ -31,8 +31,7 @@ from rollpacker.sim.costs.hardware import MeasuredDevice, find_device
 from rollpacker.sim.costs.models import ModelShape, find_model
 
 FOLDER = Path(__file__).parents[1] / "calibration"
-_MAX_RUNNING = 1024
-"""Default for the sequences that an engine decodes together."""
+_MAX_RUNNING = 1024  # default for the sequences that an engine decodes together
 
 _STAND_FOR = {
     "kappa": "a decode step over its roofline",

@@ -97,14 +97,10 @@ class Rule:
 
 ROLLOUT_START_S = 10.0
 """Once per rollout on GPUs: memory handed over, caches built, first requests sent."""
-PROMPT_TOKENS = 200
-"""Prompt length that training charges for each response."""
-ADMIT_SHARE = 0.99
-"""Share of the KV cache that new sequences may fill (vLLM's watermark)."""
-BLOCK_SLACK = 8
-"""Tokens lost per sequence: half of a 16-token block."""
-_LONG = 32_768
-"""Tokens of a long sequence, if their length is unknown."""
+PROMPT_TOKENS = 200  # prompt length that training charges for each response
+ADMIT_SHARE = 0.99  # share of the KV cache that new sequences may fill (vLLM's watermark)
+BLOCK_SLACK = 8  # tokens lost per sequence: half of a 16-token block
+_LONG = 32_768  # tokens of a long sequence, if their length is unknown
 
 
 class Efficiency(Config):

@@ -87,8 +87,7 @@ class ConfigFields:
 
 # --- One layer of a decoder
 
-Matrix = tuple[int, int]
-"""Outputs and inputs of a linear layer."""
+Matrix = tuple[int, int]  # outputs and inputs of a linear layer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,8 +25,7 @@ from rollpacker.sim.costs.models import ModelShape, find_model
 
 PROCESS = {True: 1.0e9, False: 0.7e9}
 """On CUDA: context, libraries' workspaces, NCCL. On a CPU: libraries and compiled kernels."""
-_ROOMY = 0.9
-"""A job that takes a larger share of a device is tight."""
+_ROOMY = 0.9  # A job that takes a larger share of a device is tight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,8 +153,7 @@ class MemoryNeeds:
 # --- Models that grade
 
 _SIZES = {"float32": 4, "bfloat16": 2, "float16": 2, "auto": 2}
-_STREAMED = 3
-"""Layers of a judge that are on a GPU at least: one that stays, two that are streamed."""
+_STREAMED = 3  # layers of a judge that are on a GPU at least: one that stays, two that are streamed
 
 Held = list[tuple[str, float]]
 
@@ -204,10 +202,8 @@ def _resident(shape: ModelShape) -> int:
 
 # --- A forward and backward pass over one micro-batch
 
-LOGITS = 1 << 25
-"""Logits that ``train/model/token_logprobs.py`` holds at a time."""
-_LOGIT_BYTES = 12
-"""Log-probabilities, probabilities and their gradient, in float32."""
+LOGITS = 1 << 25  # logits that ``train/model/token_logprobs.py`` holds at a time
+_LOGIT_BYTES = 12  # log-probabilities, probabilities and their gradient, in float32
 
 _DRAW_BYTES = 36
 """Logits, scaled ones and log-probabilities in float32, and three more arrays in float64."""
@@ -299,8 +295,7 @@ def _head(config: RunConfig, shape: ModelShape, tokens: int) -> float:
 
 _VLLM_RUN = 1.5e9
 """Memory that vLLM reserves for its own forward pass, within ``engine.gpu_memory``."""
-_COLUMNS = 32
-"""The engine for CPUs pads a head to a multiple of it."""
+_COLUMNS = 32  # the engine for CPUs pads a head to a multiple of it
 
 
 def engine_parts(job: Placed, trained: float) -> tuple[int, Part, list[Part]]:
@@ -430,8 +425,7 @@ def decoding_phases(job: Placed, cache: float) -> dict[str, float]:
 # --- The whole job
 
 _HOST_PROCESS = 2.0e9
-_ASLEEP = 1.5e9
-"""Memory that vLLM keeps on a device while it sleeps, besides its process."""
+_ASLEEP = 1.5e9  # memory that vLLM keeps on a device while it sleeps, besides its process
 _ENVIRONMENTS_PROCESS = 0.2e9
 
 

@@ -20,11 +20,9 @@ Layouts = Callable[[RunConfig, JobMachine], Iterator[Changes]]
 _SHARE, _MICRO_BATCH = "engine.gpu_memory", "train.micro_batch_tokens"
 _SHARES = (0.5, 0.4, 0.3, 0.2, 0.6, 0.7, 0.8)
 """Shares of a GPU for vLLM. The first ones leave the trainer enough."""
-_LEAST = 16
-"""Responses of full length that an engine's cache should hold."""
+_LEAST = 16  # responses of full length that an engine's cache should hold
 _LORA_RANK = 16
-_HELD = 16
-"""Bytes per trained weight on all devices: float32 weight, sum and moments."""
+_HELD = 16  # bytes per trained weight on all devices: float32 weight, sum and moments
 _SMALL, _SMALLEST = 8192, 1024
 """Tokens of a micro-batch: the least that keeps a GPU busy, and the default."""
 _MOST_RUNNING = VllmEngineConfig(kind="vllm").max_running
@@ -247,8 +245,7 @@ def _placed(changes: Changes, machine: JobMachine) -> JobMachine:
 
 # --- Keys that a job on GPUs leaves out
 
-_SMALL_GPU = 25e9
-"""A GPU with fewer bytes has no room for a thousand sequences."""
+_SMALL_GPU = 25e9  # A GPU with fewer bytes has no room for a thousand sequences
 _BACKWARD = (
     *((size, twice) for twice in (False, True) for size in (16384, 8192, 4096)),
     *((size, twice) for size in (2048, 1024) for twice in (False, True)),

@@ -22,10 +22,8 @@ from rollpacker.sim.world.step import mean
 Floats = NDArray[np.float64]
 
 _KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-_NOISE = 20.0
-"""Noise in a sum of decode steps, in steps."""
-_KV_TOKENS = 1 << 30
-"""No limit, since no run of ours has been seen to lack KV cache."""
+_NOISE = 20.0  # noise in a sum of decode steps, in steps
+_KV_TOKENS = 1 << 30  # no limit, since no run of ours has been seen to lack KV cache
 
 
 def calibrate(run: RunRecord, steps: Sequence[RunStep] | None = None) -> Calibration:

@@ -44,8 +44,7 @@ class RunStep:
     """Times of its engines' decode steps, by ``engine/step_times``, summed over steps of similar
     batches. Each row has whether they draft (0, 1), tokens of one sequence, sequences and
     context tokens for each of these, tokens of prefill, sequences that ended, and seconds."""
-    start_s: float = 0.0
-    """From the beginning to an engine's first decode step, mean of the engines."""
+    start_s: float = 0.0  # from the beginning to an engine's first decode step, mean of the engines
 
     @property
     def number(self) -> int:

@@ -106,22 +106,17 @@ def at_most(turns: Turns, tokens: int) -> Turns:
 
 @dataclass(slots=True, eq=False)
 class TurnScript:
-    """The progress of an attempt, on any engine.
-
-    Args:
-        turns: all of them, at least one that generates.
-    """
+    """The progress of an attempt, on any engine. ``turns``: all of them, at least one that
+    generates."""
 
     attempt: AttemptId
     group: str
     prompt_tokens: int
     turns: Turns
-    tokens: int = field(init=False)
-    """Total of all turns."""
+    tokens: int = field(init=False)  # total of all turns
     before: int = 0
     added: int = 0
-    generated: int = 0
-    """Tokens of this turn when an engine gets it."""
+    generated: int = 0  # tokens of this turn when an engine gets it
     _place: int = 0
 
     def __post_init__(self) -> None:
@@ -199,8 +194,7 @@ class Recorded:
     traits: Floats
     lengths: NDArray[np.int32]
     rewards: tuple[float, ...] | None = None
-    turns: tuple[Turns, ...] = ()
-    """Turns of the responses. Empty if each is one turn."""
+    turns: tuple[Turns, ...] = ()  # turns of the responses. Empty if each is one turn.
 
 
 @dataclass(slots=True)
@@ -354,8 +348,7 @@ class DrawnWorkload:
         return float("inf") if rng.random() < _HANGING else float(rng.lognormal(-0.7, 0.8))
 
 
-_HANGING = 0.1
-"""Share of generated programs that run into their timeout. Assumed."""
+_HANGING = 0.1  # share of generated programs that run into their timeout. Assumed.
 
 
 def interleaved(counts: Mapping[str, int]) -> list[str]:

@@ -12,8 +12,7 @@ class Agenda:
     """Runs actions in order of time. Actions of one time run first in, first out."""
 
     def __init__(self) -> None:
-        self.now = 0.0
-        """Seconds since the simulation began."""
+        self.now = 0.0  # seconds since the simulation began
         self._heap: list[tuple[float, int, Action]] = []
         self._count = 0
 

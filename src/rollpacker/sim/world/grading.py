@@ -37,8 +37,7 @@ class SimulatedJudge:
         self._waiting: deque[AttemptId] = deque()
         self._judging: list[tuple[float, int, AttemptId]] = []
         self._count = 0
-        self._done = 0.0
-        """Judgements that a permanently busy slot would have finished."""
+        self._done = 0.0  # judgements that a permanently busy slot would have finished
         self._rate = 1.0 / costs.judged_s(0.0)
         self._since = 0.0
         self._planned = 0

@@ -90,12 +90,10 @@ class SimulationConfig(Config):
         return self
 
 
-_CURVE = tuple(2**power for power in range(11))
-"""Batch sizes of the policy's latency curve."""
+_CURVE = tuple(2**power for power in range(11))  # batch sizes of the policy's latency curve
 SLEEP_S = 0.5
 """Seconds in which an engine frees or takes its memory. Assumed, not yet measured on a GPU."""
-CONTEXT = 1024
-"""Context of each sequence in the policy's latency curve, tokens."""
+CONTEXT = 1024  # context of each sequence in the policy's latency curve, tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -159,11 +159,8 @@ class SimulatedStep:
 def step_result(
     step: SimulatedStep, work: Sequence[StepWork], end: float, fleet: Fleet
 ) -> StepResult:
-    """Return the result of a finished step.
-
-    Args:
-        fleet: engines of the smallest size, and training replicas of one size.
-    """
+    """Return the result of a finished step. ``fleet``: engines of the smallest size, and
+    training replicas of one size."""
     seconds = end - step.start_s
     replica, decoding = len(next(iter(fleet.replicas.values()))), len(fleet.engines) * fleet.tp
     busy = sum(w.decode_s + w.train_s * replica for w in work)

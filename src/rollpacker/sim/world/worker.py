@@ -27,15 +27,13 @@ class GradientWork:
 class StepWork:
     """A worker's work in one step."""
 
-    decode_s: float = 0.0
-    """Device-seconds of decoding and prefill."""
+    decode_s: float = 0.0  # device-seconds of decoding and prefill
     train_s: float = 0.0
     decode_steps: int = 0
     generated_tokens: int = 0
     preemptions: int = 0
     peak_kv: float = 0.0
-    tool_wait_s: float = 0.0
-    """Device-seconds in which all attempts of the engine waited for tools."""
+    tool_wait_s: float = 0.0  # device-seconds in which all attempts of the engine waited for tools
 
 
 class SimWorker:

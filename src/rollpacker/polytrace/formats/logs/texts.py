@@ -14,8 +14,7 @@ from rollpacker.polytrace.formats.files import MOST, Record, shown
 CHARACTERS_PER_TOKEN = 4
 """Rule of thumb for English. Code and mathematics have fewer, other scripts far fewer."""
 
-REASONING = "reasoning_content"
-"""Key of the model's reasoning, in messages and in columns."""
+REASONING = "reasoning_content"  # key of the model's reasoning, in messages and in columns
 _SAMPLED = ("assistant", "model", "gpt")
 _TOOL = re.compile(r"<tool_response>.*?(?:</tool_response>|\Z)", re.DOTALL)
 """A tool's answer in Qwen's templates, in logs of a whole conversation as one text. The text may

@@ -102,7 +102,7 @@ def test_one_response_teaches_nothing_where_it_is_compared(shop: Workshop, kind:
 
 def test_evaluation_needs_one_source_of_problems(shop: Workshop) -> None:
     for eval_, said in (
-        ({"every": 1}, "name some in eval.data, or hold some of the training data out"),
+        ({"every": 1}, "name some in eval.data, hold some of the training data out"),
         ({"fraction": 0.1, "data": {"path": "x"}}, "eval.data and eval.fraction exclude"),
         ({"fraction": 1.0}, "'eval.fraction'"),
     ):

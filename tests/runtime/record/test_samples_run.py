@@ -117,7 +117,7 @@ def test_a_resumed_run_outlives_a_damaged_table_and_may_keep_other_things(shop):
     assert frame["completion_ids"].null_count() == 0
     page = (made / "report.html").read_text(encoding="utf-8")
     assert "33 of 45 responses are missing" in page
-    assert "those of steps 0 to 2." in page
+    assert "of steps 0 to 2." in page
     assert "No texts were kept" in page
 
 

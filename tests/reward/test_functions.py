@@ -116,6 +116,12 @@ def test_the_batch_form_of_verl_is_one_call(file):
     assert wrong == 0.0
 
 
+def test_verl_is_told_the_turns_of_a_conversation(file):
+    said = [{"role": role, "content": "2"} for role in ("assistant", "tool", "assistant")]
+    long = dataclasses.replace(request(), messages=said)
+    assert resolve(f"{file}:verl_turns", {})([long, request()]) == [4.0, 2.0]
+
+
 def test_a_row_is_not_changed_by_a_function(file):
     row = {"extra_info": {"index": 1}}
     resolve(f"{file}:verl_turns", {})([request(**row)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from types import SimpleNamespace
 from typing import get_args
 
 import numpy as np
@@ -21,6 +22,7 @@ from rollpacker.config import (
     TrainConfig,
 )
 from rollpacker.train.algorithms import ALGORITHMS, build
+from rollpacker.train.losses import SUMS, batch_loss
 from rollpacker.train.trainer import Trainer
 
 KINDS = {config.model_fields["kind"].default: config() for config in ALGORITHMS}
@@ -216,6 +218,22 @@ def _by_the_formula(name, updates, masked):
     expected = plain_loss(name, CONFIGS[name], model, make_model(seed=5), groups, updates)
     expected.backward()
     return groups, expected.item(), {n: p.grad for n, p in model.named_parameters()}
+
+
+def test_a_clip_counts_on_the_side_of_its_bound():
+    ratios = torch.tensor([1.5, 1.0, 0.5, 0.5, 1.5])
+    batch = SimpleNamespace(
+        old_logprobs=torch.zeros(5),
+        sampler_logprobs=torch.zeros(5),
+        advantages=torch.tensor([1.0, -1.0]),
+        lengths=torch.tensor([2, 3]),
+        owner=torch.tensor([0, 0, 1, 1, 1]),
+        fresh=None,
+    )
+    config = TrainConfig()
+    found = batch_loss(batch, ratios.log(), torch.zeros(5), None, build(GRPOConfig()), config)
+    sums = dict(zip(SUMS, found.sums.tolist(), strict=True))
+    assert (sums["clip_low"], sums["clip_high"]) == (2.0, 1.0)
 
 
 @pytest.mark.parametrize("name", GRADIENTS)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -163,6 +164,19 @@ def test_a_step_that_does_not_fit_is_dropped(bench: Bench) -> None:
     assert f"step {step} is dropped before its end" in said
     assert f"checkpoint-{step} holds all {step} steps. Continue with --resume auto." in said
     bench.assert_goes_on("dropped", options, **changes)
+
+
+@pytest.mark.parametrize(("slowest_s", "hurries_at"), [(1.0, 58.0), (30.0, 38.0)])
+def test_a_slow_checkpoint_is_given_more_of_the_grace_time(
+    monkeypatch: pytest.MonkeyPatch, slowest_s: float, hurries_at: float
+) -> None:
+    later = list[float]()
+    loop: Any = SimpleNamespace(call_later=lambda seconds, _act: later.append(seconds))
+    monkeypatch.setattr(stopping.asyncio, "get_running_loop", lambda: loop)
+    fake: Any = SimpleNamespace(taken=signal.SIGTERM, age=lambda: 2.0, slowest_s=slowest_s)
+    fake.log, fake.interrupt = SimpleNamespace(progress=quiet()), lambda: None
+    stopping.Stopping(100.0, fake, fake, fake, fake, lambda: 3, fake)._stop()
+    assert later == [hurries_at, 98.0]
 
 
 @pytest.mark.slow

@@ -279,6 +279,17 @@ def test_restarts_are_counted_anew_when_the_job_gets_on() -> None:
     assert found == [(1, ""), (1, ""), (1, ""), (2, "failed")]
 
 
+def test_the_pause_before_a_restart_doubles_up_to_a_minute() -> None:
+    program = ProgramRuns(JobProgram(command=("train",), restarts=9))
+    assert program.ready_at() == 0.0
+    pauses = list[float | None]()
+    for number in range(1, 9):
+        program.begin(number, "rollout-0", (), 0.0)
+        program.end(1, 100.0, 0, told=False)
+        pauses.append(program.ready_at())
+    assert pauses == [101.0, 102.0, 104.0, 108.0, 116.0, 132.0, 160.0, 160.0]
+
+
 def test_the_program_of_a_held_job_ends_when_its_iteration_is_over_and_goes_on_when_it_is_released(
     world: World,
 ) -> None:

@@ -44,6 +44,13 @@ def test_a_phase_is_held_back_for_who_would_be_late() -> None:
     assert earliest_deadline([tight, loose], TRAIN, 0.0) is loose
 
 
+def test_of_equal_deadlines_the_first_seat_goes_first() -> None:
+    first, second = in_order(
+        [Seat(name, (1, 1), 80.0, 20.0, 3.0, state=SeatState.WAIT_T) for name in ("a", "b")]
+    )
+    assert earliest_deadline([second, first], TRAIN, 0.0) is first
+
+
 def test_only_methods_of_a_seat_change_it() -> None:
     fields = {each.name for each in dataclasses.fields(Seat)}
     trees = [

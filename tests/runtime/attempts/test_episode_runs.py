@@ -21,6 +21,8 @@ from runtime_jobs import (
 )
 from transformers import AutoTokenizer
 
+from rollpacker.runtime.attempts.attempts import EpisodeRecord
+
 SUPPORT = Path(__file__).parents[1] / "support"
 ECHO = {"kind": "python", "path": f"{SUPPORT / 'talking.py'}:Echo", "step_timeout_s": 60.0}
 TALKING: dict[str, Any] = {
@@ -231,6 +233,12 @@ def test_a_whole_conversation_is_bounded(shop: Talkshop) -> None:
     assert kept["completion_ids"].list.len().max() <= 45
     cut = kept.filter((pl.col("finish_reason") == "length") & (pl.col("tokens") < 40))
     assert cut.height > 0
+
+
+def test_of_an_episodes_rewards_the_last_or_the_sum_counts() -> None:
+    record = EpisodeRecord(rewards=[0.25, 0.5, 2.0])
+    assert (record.reward("last"), record.reward("sum")) == (2.0, 2.75)
+    assert EpisodeRecord().reward("last") is None
 
 
 @pytest.mark.wide

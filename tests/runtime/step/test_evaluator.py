@@ -150,6 +150,13 @@ async def nothing(_engines: Engines) -> None:
     pass
 
 
+def test_a_reward_of_exactly_the_threshold_is_right() -> None:
+    metrics, _, _, answers = measured(nothing)
+    rewards = [reward for _, _, reward in answers]
+    assert 3 in rewards
+    assert metrics["eval/sampled_accuracy"] == np.mean([reward >= 3 for reward in rewards])
+
+
 def test_what_lost_engines_were_at_goes_on_elsewhere_and_is_the_same() -> None:
     async def lose(engines: Engines) -> None:
         for attempt in list(engines.running)[::3]:

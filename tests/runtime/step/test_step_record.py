@@ -18,7 +18,7 @@ from rollpacker.policy.lengths import Bias, BiasMeter, LengthHistory
 from rollpacker.runtime.attempts.attempts import Trajectory
 from rollpacker.runtime.messages import messages as msg
 from rollpacker.runtime.record.metrics import Counters
-from rollpacker.runtime.record.progress import Progress
+from rollpacker.runtime.record.progress import Progress, pending
 from rollpacker.runtime.record.run_log import RunLog
 from rollpacker.runtime.step.step import Formation, ReplicaTask, StepRecord
 
@@ -198,3 +198,8 @@ def test_what_only_empty_responses_tell_is_counted() -> None:
     counters = Counters()
     counters.add(step, [], bias.kept_vs_true_len, learns=True)
     assert counters.summary()["tail"]["kept_vs_true_len"] == 1.0
+
+
+def test_a_late_step_names_its_oldest_open_attempt() -> None:
+    step = record(by_number("colocated", (EngineId(0), EngineId(1)), ()))
+    assert pending(step) == "the response of attempt 0 (prompt p, worker 0) and 1 more"

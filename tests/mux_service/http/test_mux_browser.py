@@ -218,7 +218,7 @@ def banner(browser: Any) -> bool:
     return not browser.execute_script("return document.getElementById('banner').hidden")
 
 
-def test_every_view_is_reached_by_keyboard_and_fits_a_narrow_window(
+def test_every_view_is_reached_by_keyboard_and_fits_a_narrow_window_and_a_phone(
     named: Daemon, browser: Any
 ) -> None:
     two_jobs(Link(named.port, named.token))
@@ -230,6 +230,8 @@ def test_every_view_is_reached_by_keyboard_and_fits_a_narrow_window(
         body.send_keys("\ue004")
         reached.append(browser.execute_script("return document.activeElement.hash"))
     assert reached == ["#/", "#/", "#/queue", "#/teams", "#/nodes"]
+    phone = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
+    label = "return document.querySelector('#node-gantt text').getBoundingClientRect().height"
     wide = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
     for view in ("", "queue", "teams", "nodes", "jobs/two", "jobs/one", "nodes/h20-00"):
         visit(browser, named, view)
@@ -237,6 +239,11 @@ def test_every_view_is_reached_by_keyboard_and_fits_a_narrow_window(
         seen = f"return document.getElementById('{main}').hidden"
         eventually(lambda seen=seen: browser.execute_script(seen) is False)
         assert browser.execute_script(wide) <= 0, view
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
+        assert browser.execute_script(wide) <= 0, f"{view} on a phone"
+        if view == "nodes/h20-00":
+            eventually(lambda: browser.execute_script(label) > 10)
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 CHANGES = """

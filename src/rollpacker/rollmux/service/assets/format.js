@@ -29,7 +29,8 @@ export const money = (value) => `$${value.toFixed(2)}/h`;
 export const times = (value) => (value === null ? NONE : `${value.toFixed(2)}×`);
 export const count = (value) => String(Math.round(value * 10) / 10);
 
-// The same job has the same colour everywhere; neighbours by arrival differ most.
+// The same job has the same colour everywhere; neighbours by arrival differ most. White text is
+// readable on all of them.
 const numbers = new Map();
 
 export const remember = (job, number) => numbers.set(job, number);
@@ -37,7 +38,7 @@ export const remember = (job, number) => numbers.set(job, number);
 export function colour(job) {
   const number = numbers.get(job) ?? 0;
   const hue = (number * 137.508 + 210) % 360;
-  return `hsl(${hue} ${50 + (number % 3) * 12}% ${38 + (number % 2) * 8}%)`;
+  return `oklch(${46 + (number % 2) * 10}% ${0.1 + (number % 3) * 0.03} ${hue})`;
 }
 
 // What a view shows of a job in a table: text and links, see dom.js.
@@ -58,9 +59,8 @@ export function ofTotal(job) {
 export const placeOf = (job) => spaced([...job.rollout_nodes, ...job.train_nodes].map(nodeLink));
 
 const SLO_CLASSES = { kept: "good", near: "warn", behind: "warn", missed: "bad" };
-export const sloClass = (job) => SLO_CLASSES[job.slo_state];
 export const slack = (job) => ({
-  text: `${seconds(job.slo_slack_s)} ${job.slo_state}`, className: sloClass(job),
+  text: `${seconds(job.slo_slack_s)}, ${job.slo_state}`, className: SLO_CLASSES[job.slo_state],
 });
 
 // How a job ended, and its program's exit code where that says why.

@@ -4,7 +4,10 @@ import { colour, seconds } from "./format.js";
 import { make } from "./dom.js";
 
 const SVG = "http://www.w3.org/2000/svg";
-const LANE = 24, TOP = 20, WIDTH = 1160;
+const LANE = 24, TOP = 20;
+
+// A picture as wide as the page, so that its text has one size on every screen.
+export const room = () => Math.min(document.documentElement.clientWidth - 40, 1160);
 
 export function svg(name, attributes, text) {
   const element = document.createElementNS(SVG, name);
@@ -31,8 +34,8 @@ export class Gantt {
   draw(nodes, timeline) {
     const phases = [...timeline.phases.values()];
     const names = lanes(nodes, phases);
-    const drawnFor = `${timeline.windowS} ${names.join(" ")}`;
-    if (drawnFor !== this.drawnFor) this.frame(names, timeline);
+    const drawnFor = `${timeline.windowS} ${room()} ${names.join(" ")}`;
+    if (drawnFor !== this.drawnFor) this.frame(names, timeline, room());
     this.drawnFor = drawnFor;
     if (!names.length) return;
     this.left = timeline.now - timeline.windowS;
@@ -48,27 +51,27 @@ export class Gantt {
     }
   }
 
-  frame(names, timeline) {
+  frame(names, timeline, width) {
     this.bars.clear();
     if (!names.length) {
       this.place.replaceChildren(make("p", "Nothing ran here.", "none"));
       return;
     }
     const longest = Math.max(...names.map((name) => name.length));
-    const side = Math.min(Math.max(60, 14 + 7 * longest), 240);
+    const side = Math.min(Math.max(60, 14 + 7 * longest), 240, width / 3);
     const height = TOP + names.length * LANE;
     this.origin = timeline.now;
-    this.scale = (WIDTH - side) / timeline.windowS;
+    this.scale = (width - side) / timeline.windowS;
     this.rows = new Map(names.map((name, index) => [name, index * LANE]));
-    const chart = svg("svg", { viewBox: `0 0 ${WIDTH} ${height}`, role: "img" });
+    const chart = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img" });
     chart.append(svg("title", {}, "Phases of every node"));
-    axis(chart, side, timeline.windowS, height);
+    axis(chart, side, width, timeline.windowS, height);
     for (const [name, row] of this.rows) {
-      const lane = { x: side, y: TOP + row + 1, width: WIDTH - side, height: LANE - 2 };
+      const lane = { x: side, y: TOP + row + 1, width: width - side, height: LANE - 2 };
       chart.append(svg("rect", { class: "lane", ...lane }));
       chart.append(svg("text", { x: 0, y: TOP + row + LANE - 8 }, name));
     }
-    const cut = svg("svg", { x: side, y: TOP, width: WIDTH - side, height: height - TOP });
+    const cut = svg("svg", { x: side, y: TOP, width: width - side, height: height - TOP });
     this.sheet = svg("g", {});
     cut.append(this.sheet);
     chart.append(cut);
@@ -110,9 +113,9 @@ export class Gantt {
   }
 }
 
-function axis(chart, side, windowS, height) {
+function axis(chart, side, width, windowS, height) {
   for (let part = 0; part <= 4; part += 1) {
-    const x = side + ((WIDTH - side) * part) / 4;
+    const x = side + ((width - side) * part) / 4;
     chart.append(svg("line", { class: "grid", x1: x, x2: x, y1: TOP - 4, y2: height }));
     const ago = windowS * (1 - part / 4);
     const where = { x, y: 12, "text-anchor": part === 4 ? "end" : "middle" };

@@ -2,12 +2,12 @@
 
 import { at, differs, make, rows, tiles } from "./dom.js";
 import {
-  NONE, colour, nodeLink, ofTotal, outcome, placeOf, seconds, sloClass, spaced, start, times, wants,
+  NONE, colour, nodeLink, ofTotal, outcome, placeOf, seconds, slack, spaced, start, times, wants,
 } from "./format.js";
-import { Gantt, svg } from "./gantt.js";
+import { Gantt, room, svg } from "./gantt.js";
 
 const gantt = new Gantt(at("job-gantt"));
-const LISTED = 30, WIDTH = 1160, REMEMBERED = 60;
+const LISTED = 30, REMEMBERED = 60;
 
 function standing(job) {
   const found = [
@@ -18,8 +18,8 @@ function standing(job) {
     ["of that, not counted", seconds(job.uncounted_s)],
     ["alone so far", seconds(job.solo_s)],
     ["slowdown", times(job.slowdown)],
-    ["promised", times(job.spec.slo)],
-    ["promise", `${job.slo_state}, ${seconds(job.slo_slack_s)} left`, sloClass(job)],
+    ["SLO", times(job.spec.slo)],
+    ["SLO slack", slack(job).text, slack(job).className],
   ];
   if (job.outcome) found.splice(1, 0, ["outcome", outcome(job).text, outcome(job).className]);
   if (job.permit) found.push(["permit", `${job.permit.token} (${job.permit.phase})`]);
@@ -56,14 +56,14 @@ function phaseRows(timeline) {
 
 function showRecent(job) {
   const place = at("job-recent");
-  if (!differs(place, [job.id, job.recent_s])) return;
+  if (!differs(place, [job.id, job.recent_s, room()])) return;
   if (!job.recent_s.length) {
     place.replaceChildren(make("p", "None yet, or the job has ended.", "none"));
     return;
   }
   const most = Math.max(...job.recent_s.map(([rollout, train]) => rollout + train));
-  const chart = svg("svg", { viewBox: `0 0 ${WIDTH} 110`, role: "img" });
-  const step = WIDTH / REMEMBERED;
+  const chart = svg("svg", { viewBox: `0 0 ${room()} 110`, role: "img" });
+  const step = room() / REMEMBERED;
   job.recent_s.forEach(([rollout, train], index) => {
     const low = (100 * rollout) / most, high = (100 * train) / most;
     const box = { x: index * step, width: step - 3, fill: colour(job.id) };

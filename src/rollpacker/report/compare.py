@@ -70,11 +70,7 @@ def write_comparison(runs: Mapping[str, Path], summary: Mapping[str, Any], out: 
         for name in names
         if (runs[name] / "report.html").exists()
     }
-    whole = replace(_page(modes, summary), links=links)
-    cluster = summary.get("cluster", {})
-    if cluster and all(each["honest"] for each in cluster.values()):
-        whole = replace(whole, sections=[emulated_step(cluster), *whole.sections])
-    return page.write_page(whole, out)
+    return page.write_page(replace(_page(modes, summary), links=links), out)
 
 
 def emulated_step(cluster: Mapping[str, Mapping[str, Any]]) -> Section:
@@ -82,17 +78,18 @@ def emulated_step(cluster: Mapping[str, Mapping[str, Any]]) -> Section:
     gantts = {mode: Gantt(load_run(Path(each["run"]))) for mode, each in cluster.items()}
     charts = [gantt.chart(max(gantt.windows)) | {"name": mode} for mode, gantt in gantts.items()]
     text = (
-        "The use of the modes. Driver, policies, grading and this page are those of every run. "
-        "The GPUs are emulated with the RollPacker paper's decode times and lengths, and nothing "
-        "is trained. Many GPUs wait for few long responses. Meanwhile exact computes gradients, "
-        "and race leaves slow responses to a long round."
+        "In off, many GPUs wait for a few long responses. In exact, they compute gradients "
+        "meanwhile, and race leaves slow responses to a long round. The driver, the policies and "
+        "the grading are real. The GPUs are emulated with the RollPacker paper's decode times and "
+        "lengths, and nothing is trained."
     )
     title = "One step of a 7B model on 16 emulated GPUs"
     return Section("cluster", title, text, gantt={"charts": charts, "select": False})
 
 
 def _page(modes: Sequence[_Mode], summary: Mapping[str, Any]) -> Page:
-    best = summary["recommended_mode"]
+    best, cluster = summary["recommended_mode"], summary.get("cluster", {})
+    honest = cluster and all(each["honest"] for each in cluster.values())
     return Page(
         title="Tail batching, mode by mode",
         subtitle="The same prompts, seeds and model, trained in each mode · "
@@ -101,6 +98,7 @@ def _page(modes: Sequence[_Mode], summary: Mapping[str, Any]) -> Page:
         tiles=_tiles(modes, summary),
         sections=[
             _results(modes, summary),
+            *([emulated_step(cluster)] if honest else []),
             _gantts(modes),
             _curves(modes, summary),
             _times(modes),
@@ -177,11 +175,12 @@ def _results(modes: Sequence[_Mode], summary: Mapping[str, Any]) -> Section:
         ("greedy accuracy", "greedy_accuracy"),
     ):
         before = plain(number(summary["before"], key))
-        rows.append([label, *(f"{before} → {plain(number(result, key))}" for result in results)])
+        rows.append(
+            [f"{label}, from {before}", *(plain(number(result, key)) for result in results)]
+        )
     text = (
-        "Read down a column for one mode, along a row for the difference. A mode is better if wall "
-        "time falls, accuracy does not, and kept / true length stays at 1. Below 1, the updates "
-        "use shorter responses than the model writes."
+        "A mode is better than off if its wall time is lower, its accuracy is not, and its kept / "
+        "true length stays at 1. Below 1, the updates see shorter responses than the model writes."
     )
     if scope := summary.get("scope"):
         text += f" {scope}"
@@ -193,10 +192,9 @@ def _gantts(modes: Sequence[_Mode]) -> Section:
     step = _early_step(modes)
     charts = [mode.gantt.chart(step) | {"name": mode.name} for mode in modes]
     text = (
-        f"Step {step} in each mode on one time axis: the shorter, the faster. Each bar is a "
-        "response in its decode slot, and the strip on top of a worker is its gradient work. In "
-        "yellow time it had neither. In off, gradients wait for the last response. The other "
-        "modes fill that time or cut it."
+        f"Step {step} in each mode, on one time axis. Each bar is a response in its decode slot. "
+        "The strip on top of a worker is its gradient work, and yellow is its idle time. In off, "
+        "gradients wait for the last response. The other modes fill that time or cut it."
     )
     gantt = {"charts": charts, "select": False}
     return Section("gantt", "The same early step in each mode", text, gantt=gantt)
@@ -205,9 +203,10 @@ def _gantts(modes: Sequence[_Mode]) -> Section:
 def _curves(modes: Sequence[_Mode], summary: Mapping[str, Any]) -> Section:
     accuracy = number(summary["before"], "sampled_accuracy")
     text = (
-        "On the left, curves of modes that learn alike coincide. A mode whose curve falls below "
-        "off learns less. On the right, the mode furthest to the left is fastest. The reward is "
-        "that of kept responses, which racing selects: the held-out accuracies above decide."
+        "On the left, modes that learn alike lie on each other. A mode below off pays for its "
+        "speed with learning. On the right, the mode furthest to the left is ahead in wall time. "
+        "Racing selects the kept responses, whose reward this is, so the held-out accuracies above "
+        "decide."
     )
     if accuracy is not None:
         text += f" Held-out sampled accuracy was {accuracy:.3f} before training."
@@ -260,8 +259,8 @@ def _times(modes: Sequence[_Mode]) -> Section:
         "yaxis": {"title": "seconds per step", "rangemode": "tozero"},
     }
     text = (
-        "Lines that stay apart show a lasting gain. Lines that meet as responses grow shorter or "
-        "longer show a gain that depends on the lengths."
+        "Lines that stay apart show a lasting gain. If the lines meet while the lengths of the "
+        "responses change, the gain depends on these lengths."
     )
     figure = {"data": data, "layout": layout}
     return Section("times", "Time of each step", text, figure=figure)

@@ -50,7 +50,8 @@ def _page(run: RunFolder) -> Page:
     facts = run_facts(run, gantt, curves, lost)
     emulated = config_value(run, "devices", "emulate") is not None
     # Random tokens and their rewards must not look like a real run's.
-    learned = [] if emulated else [_learning(run), browser_section(run.path, run.samples)]
+    browser = [] if emulated else [browser_section(run.path, run.samples)]
+    learned = [] if emulated else [_learning(run)]
     tiles = _tiles(run, gantt, facts)
     return Page(
         title=f"{'EMULATED run' if emulated else 'Run'} report: {run.path.resolve().name}",
@@ -63,6 +64,7 @@ def _page(run: RunFolder) -> Page:
             *agreement_section(run),
             _time(run, facts),
             *_responses(gantt, curves, lost, facts),
+            *browser,
             _steps(run, gantt),
             _config(run),
         ],

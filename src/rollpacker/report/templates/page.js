@@ -76,12 +76,14 @@
     return traces.filter((trace) => trace.y.length);
   }
 
-  function ganttLayout(chart, limit) {
+  function ganttLayout(chart, limit, least) {
+    // Workers are lower where there are many of them.
+    const row = Math.min(160, Math.max(least, (15 * least) / chart.workers.length));
     const shapes = [], annotations = [], ticks = [], labels = [];
     chart.workers.forEach((worker, i) => {
       const top = -i * (1 + GAP);
       ticks.push(top - 0.5);
-      labels.push(`${worker.kind} ${worker.worker}<br>idle ${percent(worker.bubble)}`);
+      labels.push(`${worker.kind} ${worker.worker}${row < 40 ? "," : "<br>"} idle ${percent(worker.bubble)}`);
       for (const [cause, fill] of [["idle", "idle"], ["tools", "by-tools"]]) {
         for (const [from, to] of worker[cause]) {
           if (to - from < 0.002 * chart.end) continue;
@@ -100,16 +102,16 @@
       text: "rollout ends", showarrow: false, font: { size: 11.5, color: colour("soft") } });
     const bottom = -(chart.workers.length - 1) * (1 + GAP) - 1;
     return themed({ barmode: "overlay", hovermode: "closest", shapes, annotations,
-      height: 70 + Math.min(160, Math.max(60, 900 / chart.workers.length)) * chart.workers.length,
-      margin: { l: 84, r: 16, t: 22, b: 40 },
+      height: 70 + row * chart.workers.length,
+      margin: { l: row < 40 ? 128 : 76, r: 16, t: 22, b: 40 },
       xaxis: { title: "seconds since the step began", range: [0, limit * 1.01], zeroline: false },
       yaxis: { range: [bottom - 0.03, 0.03], tickvals: ticks, ticktext: labels, showgrid: false,
         zeroline: false, fixedrange: true, ticks: "" } });
   }
 
-  function drawChart(target, chart, limit) {
+  function drawChart(target, chart, limit, least) {
     const traces = chart.workers.flatMap((worker, i) => workerTraces(worker, chart.prompts, -i * (1 + GAP)));
-    Plotly.react(target, traces, ganttLayout(chart, limit), CONFIG);
+    Plotly.react(target, traces, ganttLayout(chart, limit, least), CONFIG);
   }
 
   function element(tag, className, text) {
@@ -169,7 +171,7 @@
       const draw = () => {
         const chart = gantt.charts[select.value];
         note.textContent = describe(chart);
-        drawChart(plot, chart, chart.end);
+        drawChart(plot, chart, chart.end, 60);
       };
       select.addEventListener("change", draw);
       draws.push(draw);
@@ -180,7 +182,7 @@
         title.append(element("span", "", `step ${chart.step},` + describe(chart)));
         const plot = element("div", "figure");
         root.append(title, plot);
-        draws.push(() => drawChart(plot, chart, limit));
+        draws.push(() => drawChart(plot, chart, limit, 24));
       }
     }
     controls.append(...legend(gantt.charts));

@@ -29,11 +29,6 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
-from rollpacker.demo.cluster import SETTING, run_cluster
-from rollpacker.report.drawing.gantt_data import Gantt
-from rollpacker.report.reading.run_folder import load_run
-from rollpacker.runtime.record.progress import Progress
-
 IMAGES = Path(__file__).parent / "images"
 FACTOR = 4.0
 """Emulated seconds in one of the clock's: so few that other programs may be at work."""
@@ -116,6 +111,11 @@ def browser(width: int, height: int) -> Iterator[Any]:
 
 def modes() -> None:
     """One step on emulated devices in each mode."""
+    from rollpacker.demo.cluster import SETTING, run_cluster
+    from rollpacker.report.drawing.gantt_data import Gantt
+    from rollpacker.report.reading.run_folder import load_run
+    from rollpacker.runtime.record.progress import Progress
+
     with tempfile.TemporaryDirectory() as folder:
         runs = run_cluster(Path(folder), list(TITLES), Progress(), replace(SETTING, factor=FACTOR))
         if not all(run["honest"] for run in runs.values()):
@@ -192,7 +192,7 @@ def doings(
 
 def report(demo: Path) -> None:
     """The demo's report, and the worst responses of a run."""
-    with browser(1200, 1890) as page:
+    with browser(1200, 2060) as page:
         page.get((demo / "report.html").resolve().as_uri())
         page.save_screenshot(str(IMAGES / "report.png"))
     with browser(1240, 900) as page:

@@ -112,9 +112,9 @@ def test_an_estimate_of_a_trl_log_ends_with_the_lines_to_change(tmp_path: Path) 
             {
                 "step": step,
                 "prompt": f"q{step} {n // 4}",
-                "completion": "a" * (90 + 9100 * (n % 8 == 7)),
+                "completion": "a" * (900 + 3100 * (n % 8)),
             }
-            for n in range(32)
+            for n in range(128)
         ]
         pl.DataFrame(rows).write_parquet(tmp_path / f"completions_0000{step}.parquet")
     told = run("estimate", "--from", str(tmp_path), "--steps", "5")

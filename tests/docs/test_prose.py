@@ -13,8 +13,8 @@ from pages import ROOT
 MOST = {"long": 7, "opening": 4, "head": 0, "semicolon": 15, "private": 5}
 """Counts of today. A page that gets better lowers them here."""
 MOST_IN_SRC = {
-    "docstring": {"long": 143, "opening": 773, "semicolon": 1884, "private": 245},
-    "message": {"long": 21, "opening": 27, "semicolon": 348, "private": 18},
+    "docstring": {"long": 5, "opening": 15, "semicolon": 19, "private": 2},
+    "message": {"long": 9, "opening": 0, "semicolon": 70, "private": 3},
 }
 """The same of src: docstrings, and all other texts."""
 GENERATED = ("config", "simulation", "mux_api", "index")

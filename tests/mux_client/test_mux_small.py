@@ -139,6 +139,10 @@ def test_jobs_are_shown_counted_and_ended_together(daemon: Daemon) -> None:
     assert (
         json.loads(daemon.mux("history", "--by", "user", "--json"))["user"]["operator"]["jobs"] == 3
     )
+    options = ["--url", daemon.url, "--state", str(daemon.folder)]
+    misspelt = CliRunner().invoke(app, ["mux", "hold", "one", "tow", *options])
+    assert "tow" in str(misspelt.exception)
+    assert "held" not in daemon.mux("status")
     assert daemon.mux("hold", "one", "two") == "job one: held\njob two: held\n"
     assert "its release: rollpacker mux release one" in daemon.mux("show", "one")
     assert daemon.mux("release", "one") == "job one: moving\n"
@@ -147,7 +151,5 @@ def test_jobs_are_shown_counted_and_ended_together(daemon: Daemon) -> None:
     assert daemon.mux("end", "--all", "--team", "art") == "job one: ended\njob two: ended\n"
     assert daemon.mux("end", "three") == "job three: ended\n"
     assert json.loads(daemon.mux("history", "--json"))["team"]["art"]["ended"] == 2
-    wrong = CliRunner().invoke(
-        app, ["mux", "end", "three", "--all", "--url", daemon.url, "--state", str(daemon.folder)]
-    )
+    wrong = CliRunner().invoke(app, ["mux", "end", "three", "--all", *options])
     assert "name jobs to end, or give --all" in str(wrong.exception)

@@ -144,7 +144,7 @@ def end(
         for job in daemon.get("/v1/status")["jobs"]
         if not team or job["spec"]["team"] == team
     ]
-    found = {name: daemon.post(f"/v1/jobs/{_quoted(name)}/end", {}) for name in names}
+    found = _on_each(daemon, names, "end", {})
     told = [f"job {name}: {each['state']}" for name, each in found.items()]
     one = found[names[0]] if len(names) == 1 and not every else {"jobs": found}
     return Shown(one, told or ["there are no such jobs"])
@@ -187,8 +187,17 @@ def priority(
     return _changed(daemon, [job], {"priority": number})
 
 
+def _on_each(
+    daemon: Daemon, jobs: list[str], action: str, body: dict[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """The answers by job. An unknown name among several is an error before any job is changed."""
+    for job in jobs if len(jobs) > 1 else ():
+        daemon.get(f"/v1/jobs/{_quoted(job)}")
+    return {job: daemon.post(f"/v1/jobs/{_quoted(job)}/{action}", body) for job in jobs}
+
+
 def _changed(daemon: Daemon, jobs: list[str], what: dict[str, Any]) -> Shown:
-    found = {job: daemon.post(f"/v1/jobs/{_quoted(job)}/change", what) for job in jobs}
+    found = _on_each(daemon, jobs, "change", what)
     told: list[str] = []
     for job, each in found.items():
         rest = f", priority {each['priority']}" if "priority" in what else ""

@@ -1,5 +1,8 @@
 """Company that a tight job can keep, and swaps between groups."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 from cluster_worlds import job, run
@@ -12,6 +15,7 @@ from rollpacker.rollmux.placement.permit_order import earliest_deadline
 from rollpacker.rollmux.record.trace import Philly, philly
 from rollpacker.rollmux.scheduler.repack import RepackStep
 from rollpacker.rollmux.scheduler.scheduler import Scheduler
+from rollpacker.rollmux.scheduler.slo_guard import CERTAIN, SloGuard
 
 
 def tight_and_guest() -> list[Seat]:
@@ -33,6 +37,21 @@ def test_a_guest_is_held_back_for_who_has_just_finished_a_rollout() -> None:
 def test_a_guest_is_not_held_back_for_ever() -> None:
     tight, guest = tight_and_guest()
     assert earliest_deadline([tight, guest], TRAIN, 200.0) is guest
+
+
+@pytest.mark.parametrize(("slack", "leaves"), [(150.0, True), (200.0, False)])
+def test_a_job_leaves_while_it_can_pay_a_cold_start(slack: float, leaves: bool) -> None:
+    """Its next wait is 79 s, and 110 s load it on other nodes."""
+    seat: Any = SimpleNamespace(masks=(1, 1), anchor=-110.0, solo=100.0)
+    other: Any = SimpleNamespace(masks=(1, 1), state=SeatState.WAIT_T, seconds=lambda _pool: 20.0)
+    late: Any = SimpleNamespace(home=SimpleNamespace(group=0), seat=seat, destination=None)
+    late.observed = SimpleNamespace(known=True, means=(60.0, 40.0))
+    late.spec, late.remaining = SimpleNamespace(slo=2.0), lambda: 10
+    late.solo_s, late.started = 0.0, slack - CERTAIN * 1000.0
+    cluster: Any = SimpleNamespace(groups=[SimpleNamespace(seats=[seat, other])])
+    admission: Any = SimpleNamespace(few=False)
+    settings = Settings(cold_s=110.0, warm_s=2.0)
+    assert SloGuard(cluster, settings, admission).must_leave(late, 0.0) is leaves
 
 
 def test_what_is_rehearsed_is_what_happens() -> None:

@@ -186,7 +186,6 @@ def _value(value: Any) -> str:
 
 
 def _printed(text: str) -> str:
-    """One line of a comment, without characters that YAML refuses."""
     return "".join(each if each.isprintable() else "?" for each in " ".join(text.split()))
 
 

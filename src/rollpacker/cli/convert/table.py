@@ -19,8 +19,7 @@ import yaml
 from rollpacker.config import TrainConfig
 from rollpacker.config.base import kind_of, sections
 
-HAND = object()
-"""Result of a conversion without a counterpart here (None if none is needed)."""
+HAND = object()  # result of a conversion without a counterpart here (None if none is needed)
 _OFF = (False, 0, "", [], {})
 _SAME = "the same happens here"
 _NEEDS = {
@@ -360,7 +359,6 @@ def _set(draft: Draft, key: str, row: KeyRow, path: str) -> None:
 
 
 def _prune(draft: Draft) -> None:
-    """Remove keys whose required key is missing."""
     for path in [*draft.settings]:
         for start, needed in _NEEDS.items():
             if path.startswith(start) and needed not in draft.settings:
@@ -368,7 +366,6 @@ def _prune(draft: Draft) -> None:
 
 
 def _judge(draft: Draft, key: str, row: KeyRow | None) -> None:
-    """Handle a key without a counterpart."""
     value = draft.given[key]
     if row is None:
         draft.refuse("", key)

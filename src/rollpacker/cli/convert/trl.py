@@ -128,7 +128,6 @@ def _rounds(draft: Draft, key: str, path: str) -> None:
 
 
 def _length(draft: Draft) -> None:
-    """The length of the run, and the warm-up, which may be a share of all updates."""
     updates, total = draft.settings[UPDATES].value, draft.number("max_steps")
     if draft.asked.steps:
         draft.set("steps", None, "max_steps", "num_train_epochs")

@@ -116,7 +116,6 @@ def _table(found: dict[str, Any]) -> Table:
 
 
 def _spent(found: dict[str, Any]) -> tuple[tuple[str, str], tuple[str, str]]:
-    """Cost and idle time of rented nodes, or total and idle time of owned ones."""
     idle = found.get("idle") or found["bubble"]
     shares = ("idle", f"rollout {idle['rollout']:.0%}, training {idle['train']:.0%}")
     if "idle" in found:

@@ -255,7 +255,6 @@ def _submission(job: dict[str, Any]) -> str:
 
 
 def _waits_for(daemon: Daemon, job: dict[str, Any]) -> list[str]:
-    """Everything for which the job waits: nodes, release, its turn, its move, or an agent."""
     found: list[str] = []
     if (queue := job["queue"]) is not None:
         found.append(f"nodes, {queue['position']} of {queue['of']}: {queue['reason']}")

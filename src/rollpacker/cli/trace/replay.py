@@ -137,7 +137,6 @@ def _plans(
     scale: Scale,
     notes: list[str],
 ) -> tuple[str, list[StepPlan]]:
-    """The task's name and its steps. Raises ``ValueError`` if there is nothing to replay."""
     from rollpacker.trace_replay.plan import plan
 
     trace = read_responses(path, format, None, notes)
@@ -185,7 +184,6 @@ def _simulated(
 
 
 def _written(made: Iterable[Row], scale: Scale, out: Path | None) -> list[Row]:
-    """All rows, each written right after its step."""
     rows: list[Row] = []
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)

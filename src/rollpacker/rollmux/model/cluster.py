@@ -8,8 +8,7 @@ from rollpacker.rollmux.model.inventory import Inventory, Needs
 from rollpacker.rollmux.model.jobs import JobSpec, Observed
 from rollpacker.rollmux.model.seat import POOLS, ROLLOUT, Seat, SeatState
 
-HORIZON = 16
-"""Iterations planned for a job of unknown length."""
+HORIZON = 16  # iterations planned for a job of unknown length
 
 
 @dataclass(slots=True)
@@ -202,10 +201,8 @@ class Cluster:
         self.jobs: dict[str, Job] = {}
         self.groups: dict[int, CoExecutionGroup] = {}
         self.nodes: dict[str, PoolNode] = {}
-        self.number = 0
-        """Number of the next group."""
-        self.changed: set[int] = set()
-        """Groups whose summary is stale."""
+        self.number = 0  # number of the next group
+        self.changed: set[int] = set()  # groups whose summary is stale
 
     def new_group(self) -> CoExecutionGroup:
         group = CoExecutionGroup(self.number)

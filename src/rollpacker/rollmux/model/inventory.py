@@ -13,8 +13,7 @@ from rollpacker.core.codec import load, says
 from rollpacker.core.types import Phase
 
 POOL_NAMES: Final[tuple[Phase, Phase]] = ("rollout", "train")
-NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-"""Form of the names of jobs and nodes."""
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # form of the names of jobs and nodes
 Labels = Mapping[str, str]
 Status = Literal["open", "cordoned", "draining", "set_aside", "down"]
 """Status of a node. ``set_aside``: it failed too often, or differs from its description."""

@@ -11,10 +11,8 @@ from msgspec import Meta
 
 from rollpacker.core.codec import read_record, says
 
-RING = 60
-"""Remembered iterations."""
-KNOWN_AFTER = 5
-"""Observed iterations after which plans use the observations."""
+RING = 60  # remembered iterations
+KNOWN_AFTER = 5  # observed iterations after which plans use the observations
 
 _Gang = Annotated[int, Meta(ge=1, le=1024)]
 _Count = Annotated[int, Meta(ge=1, le=10**9)]

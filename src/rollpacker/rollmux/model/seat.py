@@ -24,19 +24,16 @@ class SeatState(IntEnum):
 
     WAIT_R = 0
     RUN_R = 1
-    IDLE_T = 2
-    """It has not asked for its training yet."""
+    IDLE_T = 2  # it has not asked for its training yet
     WAIT_T = 3
     RUN_T = 4
     IDLE_R = 5
-    AWAY = 8
-    """Reserved: its state is still elsewhere."""
+    AWAY = 8  # reserved: its state is still elsewhere
 
 
 WAITING: Final = (SeatState.WAIT_R, SeatState.WAIT_T)
 RUNNING: Final = (SeatState.RUN_R, SeatState.RUN_T)
-IDLE: Final = (SeatState.IDLE_R, SeatState.IDLE_T)
-"""Indexed by pool."""
+IDLE: Final = (SeatState.IDLE_R, SeatState.IDLE_T)  # indexed by pool
 
 _BEFORE_TRAINING = (SeatState.WAIT_R, SeatState.RUN_R, SeatState.IDLE_R)
 _PROGRESS = {

@@ -11,10 +11,8 @@ from typing import Literal
 class Prices:
     """Dollars per hour of a node of 8 GPUs."""
 
-    rollout: float = 14.8
-    """H20."""
-    train: float = 42.24
-    """H800."""
+    rollout: float = 14.8  # of an H20 node
+    train: float = 42.24  # of an H800 node
 
     def of(self, nodes: Sequence[float]) -> float:
         """Dollars per hour for a node count of each pool, or dollars for node-hours."""

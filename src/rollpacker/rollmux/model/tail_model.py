@@ -7,10 +7,8 @@ from collections.abc import Callable, Sequence
 from rollpacker.policy.engines.fleet import TAIL_ENGINES
 from rollpacker.rollmux.model.seat import ROLLOUT, Seat, SeatState
 
-TAIL_TIME = 0.70
-"""Share of a rollout's time after which about 80% of its responses are done."""
-TAIL_COST = 0.02
-"""Relative slowdown of a rollout with a moved tail."""
+TAIL_TIME = 0.70  # share of a rollout's time after which about 80% of its responses are done
+TAIL_COST = 0.02  # relative slowdown of a rollout with a moved tail
 SLOWEST_BESIDE = 1.0 / (1.0 - TAIL_ENGINES)
 """Largest slowdown of a rollout that starts on the workers that a tail has left."""
 HELD = TAIL_TIME + (1.0 + TAIL_COST - TAIL_TIME) * TAIL_ENGINES

@@ -261,7 +261,6 @@ class NodeAgent:
             self._say(f"node {self._node}: the daemon knows it now")
 
     def _beat(self) -> float:
-        """Report once. Returns the seconds until the next report."""
         if self._joins and self._machine is not None:
             self._ttl_s = self._register(self._machine)
             self._joins = False

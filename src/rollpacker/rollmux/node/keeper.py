@@ -32,10 +32,8 @@ GIVE_UP_S = 3600.0
 """Seconds after which frozen processes are killed, since they hold the node's memory."""
 LOG_KEPT = 256 * 2**20
 """Bytes at the end of a log that stay on disk. The rest becomes a hole."""
-NOT_STARTED = 127
-"""Code of a program that could not be started, as in shells."""
-MARK = "ROLLMUX_ATTEMPT"
-"""The variable that holds an attempt's folder."""
+NOT_STARTED = 127  # code of a program that could not be started, as in shells
+MARK = "ROLLMUX_ATTEMPT"  # the variable that holds an attempt's folder
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 _libc = ctypes.CDLL(None)

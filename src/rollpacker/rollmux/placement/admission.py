@@ -18,14 +18,11 @@ Masks = tuple[int, int]
 Members = tuple[tuple[str, int, int, bool, bool], ...]
 """For each member: job, masks of both pools, whether it is known, whether it leaves tails."""
 
-GUESSED_SLOWDOWN = 1.3
-"""Assumed slowdown of all members in a guess (experiments/LOG.md)."""
+GUESSED_SLOWDOWN = 1.3  # assumed slowdown of all members in a guess (experiments/LOG.md)
 SEAT_EFFORT = 0.35  # of simulating a member
-REMEMBER_S = 7200.0
-"""Seconds for which a simulated slowdown stays valid."""
+REMEMBER_S = 7200.0  # seconds for which a simulated slowdown stays valid
 REMEMBERED = 2_000
-TURNS_OUT = 0.8
-"""Share of its worst case that an unknown job may really take (experiments/LOG.md)."""
+TURNS_OUT = 0.8  # share of its worst case that an unknown job may really take (experiments/LOG.md)
 
 
 @dataclass(frozen=True, slots=True)

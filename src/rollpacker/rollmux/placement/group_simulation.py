@@ -15,8 +15,7 @@ from rollpacker.rollmux.model.tail_model import (
 )
 from rollpacker.rollmux.placement.permit_order import earliest_deadline
 
-ITERATIONS = 16
-"""Mean iterations per member."""
+ITERATIONS = 16  # mean iterations per member
 
 _IN_TURN = (TRAIN, ROLLOUT)  # pools in the order in which permits are handed out
 

@@ -22,11 +22,9 @@ from rollpacker.rollmux.placement.group_table import GroupTable, node_loads
 GUESSED = 8  # sites of each price whose slowdown is guessed
 GUESS_EFFORT = 0.05  # of a guess
 SITE_EFFORT = 0.01  # of computing a site
-GENEROUS = 2.0
-"""Factor by which guesses may be too high."""
+GENEROUS = 2.0  # factor by which guesses may be too high
 TRIED = 10  # most sites of a job that are tested exactly
-ROLLOUT_WEIGHT = 0.35
-"""Weight of a rollout node's load in a site's load (experiments/LOG.md)."""
+ROLLOUT_WEIGHT = 0.35  # weight of a rollout node's load in a site's load (experiments/LOG.md)
 SWAPS_TRIED = 3  # most sites tested exactly for a swap
 
 
@@ -37,10 +35,8 @@ class Site:
     group: int | None
     nodes: tuple[tuple[str, ...], tuple[str, ...]]
     fresh: tuple[int, int]
-    price: float
-    """Dollars per hour of the new nodes."""
-    score: float = 0.0
-    """Ranks sites of equal price (higher is better)."""
+    price: float  # dollars per hour of the new nodes
+    score: float = 0.0  # ranks sites of equal price (higher is better)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,7 @@ from rollpacker.rollmux.placement.placement import Site
 from rollpacker.rollmux.scheduler.teams import Shares
 
 Choose = Callable[[Job, float], Site | None]
-MOST_OF_A_TEAM = 500
-"""Most jobs of one team that may wait, since each event looks at all of them."""
+MOST_OF_A_TEAM = 500  # most jobs of one team that may wait, since each event looks at all of them
 TRIED = 20  # jobs that are tried in one event
 _NAMED = 3  # most nodes without an agent that a message names
 RETRY_S = 600.0
@@ -36,8 +35,7 @@ class Queue:
         self._cluster = cluster
         self._settings = settings
         self._choose = choose
-        self.jobs: dict[str, Job] = {}
-        """Waiting jobs, in no order."""
+        self.jobs: dict[str, Job] = {}  # waiting jobs, in no order
         self.urgent: dict[str, Job] = {}
         """Jobs that need nodes of their own and get the next free ones."""
         self.retry_at = NEVER

@@ -13,21 +13,14 @@ from rollpacker.rollmux.placement.admission import Admission, affordable, expect
 from rollpacker.rollmux.placement.placement import Offer, Placement
 from rollpacker.rollmux.scheduler.reservations import Reservations
 
-AMORTISED = 20.0
-"""A job moves only if the rest of it takes at least so many loads."""
-COVERED = 2.5
-"""Loads that the slack of a moving job must cover."""
-LASTS_S = 7200.0
-"""Most seconds for which a better packing is expected to last."""
-TOLL = 2.0
-"""Cost of a load in prices of the job's nodes: it holds both homes and stands still."""
+AMORTISED = 20.0  # a job moves only if the rest of it takes at least so many loads
+COVERED = 2.5  # loads that the slack of a moving job must cover
+LASTS_S = 7200.0  # most seconds for which a better packing is expected to last
+TOLL = 2.0  # cost of a load in prices of the job's nodes: it holds both homes and stands still
 TRY_EFFORT = 0.1  # of looking for sites
-DISSOLVED = 4
-"""Most members of a group that may be dissolved."""
-SWAPPED = 24
-"""Most other groups in which a swap is tried for a job."""
-NEIGHBOURS = 6
-"""Groups that are examined again after a change elsewhere."""
+DISSOLVED = 4  # most members of a group that may be dissolved
+SWAPPED = 24  # most other groups in which a swap is tried for a job
+NEIGHBOURS = 6  # groups that are examined again after a change elsewhere
 
 
 class RepackStep(NamedTuple):
@@ -220,7 +213,6 @@ class Repack:
         return share * self._settings.prices.of(job.spec.gangs)
 
     def _worth(self, job: Job, now: float) -> bool:
-        """Whether a move can pay and the job can afford it."""
         if job.destination is not None or job.home is None or job.over or job.held:
             return False
         rest = job.remaining() * sum(expected(job))

@@ -27,8 +27,7 @@ from rollpacker.rollmux.scheduler.reservations import Reservations
 from rollpacker.rollmux.scheduler.slo_guard import SloGuard
 from rollpacker.rollmux.scheduler.snapshot import SchedulerSnapshot, remembered
 
-FEW = 6
-"""Up to so many groups, an arriving job tries all of them."""
+FEW = 6  # up to so many groups, an arriving job tries all of them
 
 
 def nodes_of(settings: Settings) -> Inventory:

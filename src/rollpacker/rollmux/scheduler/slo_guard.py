@@ -7,17 +7,14 @@ from rollpacker.rollmux.model.seat import POOLS, Seat, SeatState
 from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.placement.admission import Admission, affordable, expected
 
-LATE = 1.25
-"""The next iteration may be longer than expected by this factor."""
+LATE = 1.25  # the next iteration may be longer than expected by this factor
 NEXT_WAITS = 1.5
 """Weight of the next iteration's wait, which the slack must cover (experiments/LOG.md)."""
-CERTAIN = 0.95
-"""Share of the slack of later iterations that is counted on."""
+CERTAIN = 0.95  # share of the slack of later iterations that is counted on
 CERTAIN_IF_FEW = 0.3
 """The same if nodes are limited, so that there may be none to move to (experiments/LOG.md)."""
 
-SURE = 1.02
-"""Real slowdowns may be higher than simulated by this factor."""
+SURE = 1.02  # real slowdowns may be higher than simulated by this factor
 
 
 class SloGuard:

@@ -161,7 +161,6 @@ class Store:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """Commit at the end, roll back on an error."""
         try:
             self._db.execute("BEGIN IMMEDIATE")
             yield

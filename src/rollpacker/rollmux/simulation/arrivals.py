@@ -11,8 +11,7 @@ from msgspec.structs import replace
 from rollpacker.rollmux.model.cluster import Cluster
 from rollpacker.rollmux.model.jobs import JobSpec
 
-LATELY_S = 86_400.0
-"""One day, since clusters have a daily rhythm."""
+LATELY_S = 86_400.0  # one day, since clusters have a daily rhythm
 FORESEEN_S = 2 * LATELY_S
 """No later jobs are expected, so that a simulation with a growing queue ends."""
 

@@ -251,7 +251,6 @@ class ClusterSimulation:
         self._at(run.end_at, self._end_phase, run, run.token, decision.nodes)
 
     def _phase_seconds(self, run: Running, decision: do.Permit) -> float:
-        """Seconds of a phase with the switch and the delay by a tail."""
         job, settings = run.job.spec.id, self._scheduler.settings
         seconds = run.seconds()
         if any(self._tenant.get(node, job) != job for node in decision.nodes):

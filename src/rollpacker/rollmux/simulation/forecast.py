@@ -26,17 +26,12 @@ from rollpacker.rollmux.scheduler.scheduler import Scheduler
 from rollpacker.rollmux.simulation.arrivals import NOBODY, Arrivals
 from rollpacker.rollmux.simulation.cluster_sim import ClusterSimulation, Running
 
-EVENTS = 200_000
-"""Most events of a run."""
-RUNS = 5
-"""Runs of a forecast, whose median is reported (experiments/LOG.md)."""
-ENOUGH = 3
-"""Runs needed to report their range."""
-USUAL_SHARE = 0.8
-"""Share of its worst case that a phase takes if none was observed."""
+EVENTS = 200_000  # most events of a run
+RUNS = 5  # runs of a forecast, whose median is reported (experiments/LOG.md)
+ENOUGH = 3  # runs needed to report their range
+USUAL_SHARE = 0.8  # share of its worst case that a phase takes if none was observed
 
-Pair = tuple[float, float]
-"""Rollout and training seconds, or shares of their worst cases."""
+Pair = tuple[float, float]  # rollout and training seconds, or shares of their worst cases
 
 
 def forecast(
@@ -147,7 +142,6 @@ class _Ahead(ClusterSimulation):
         self._expect_another()
 
     def starts(self, job: str | None, events: int) -> dict[str, float]:
-        """Run until ``job``, or every job that can, has started, or ``events`` have happened."""
         cluster, queue = self._scheduler.cluster, self._scheduler.queue
         found = dict.fromkeys(queue.jobs, math.inf)
         waiting = {

@@ -68,10 +68,8 @@ class SimulationResult:
 
     jobs: tuple[FinishedJob, ...]
     meter: Meter
-    hours: float
-    """Hours from the first arrival to the last end if every job ran alone."""
-    lower_bound: float
-    """Dollars."""
+    hours: float  # hours from the first arrival to the last end if every job ran alone
+    lower_bound: float  # dollars
     prices: Prices
     decision_s: Sequence[float] = ()
     nodes: tuple[int, int] | None = None
@@ -117,7 +115,6 @@ class SimulationResult:
         }
 
     def _spent(self) -> dict[str, Any]:
-        """Dollars of rented nodes, or the idle share of owned ones."""
         if self.nodes is None:
             return {
                 "cost_per_h": self.cost / self.hours,

@@ -31,8 +31,7 @@ class Principal:
         return f"{self.name} ({self.role}{f', team {self.team}' if self.team else ''})"
 
 
-OPERATOR: Final = Principal(name="operator", role="operate")
-"""Holder of the daemon's first token."""
+OPERATOR: Final = Principal(name="operator", role="operate")  # holder of the daemon's first token
 
 
 class Refused(Exception):  # noqa: N818 - an answer, not a fault

@@ -121,8 +121,7 @@ class HeldLease:
     ) -> None:
         self._client = client
         self.permit = permit
-        self.stop_at = permit.stop_at
-        """Monotonic seconds after which nothing may run."""
+        self.stop_at = permit.stop_at  # monotonic seconds after which nothing may run
         self._on_extended = on_extended
         self._on_lost = on_lost
         self._on_tail = on_tail

@@ -552,7 +552,6 @@ def _wanted(core: TransactionLog, record: JobRecord, node: str) -> answers.Wante
 
 
 def _ended(core: TransactionLog, job: str, code: int, *, told: bool) -> None:
-    """A program has ended. If it does not restart, end its job."""
     core.record(daemon_events.AttemptEnded(job=job, code=code, told=told))
     record = core.leased.jobs[job]
     over = record.program is not None and record.program.outcome

@@ -44,8 +44,7 @@ class NoPermitYet:
 
 
 Outcome = Answer | NoPermitYet
-Command = Callable[[TransactionLog], Any]
-"""Returns an outcome, or a view of the state."""
+Command = Callable[[TransactionLog], Any]  # returns an outcome, or a view of the state
 Poll = Callable[[TransactionLog, str, str], Outcome]
 """Asks again for a job's request by its key. May raise ``Refused``."""
 Open = Callable[[], TransactionLog]

@@ -108,8 +108,7 @@ Observe = Callable[[str, str, int, float], None]
 
 MAX_HEADERS = 16 * 1024
 MAX_BODY = 64 * 1024
-KNOWN = "rollmux.known"
-"""Scope key for the function that tells a connection its sender."""
+KNOWN = "rollmux.known"  # scope key for the function that tells a connection its sender
 HANG_UP = "rollmux.hang_up"
 """Scope key for the function that closes a connection at once, discarding unread data."""
 _AT_ONCE = 8
@@ -315,7 +314,6 @@ class App:
 
 
 def _spelling(path: str) -> str:
-    """A pattern for a path, with a group for each identifier."""
     identifiers = {name: f"(?P<{name}>{one.pattern})" for name, (one, _) in IDENTIFIERS.items()}
     return re.escape(path).replace(r"\{", "{").replace(r"\}", "}").format(**identifiers)
 

@@ -305,7 +305,6 @@ class JobPhases:
         return self._stopped or self._interrupts >= interrupts
 
     def _acquire(self, phase: Phase, interrupts: int = 2) -> PhasePermit:
-        """Wait for a permit until so many interrupts came."""
         since, told = time.monotonic(), False
 
         def stopped() -> bool:
@@ -345,7 +344,6 @@ class JobPhases:
         """The state is in the workers, which the next permit pins to the new nodes."""
 
     def _hold(self, permit: PhasePermit) -> None:
-        """Pin the workers to the nodes, let them run, and extend the lease."""
         with self._lock:
             if self._stopped:
                 self._client.abandon(permit)

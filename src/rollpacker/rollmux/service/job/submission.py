@@ -69,7 +69,6 @@ def _steps_to_come(config: RunConfig) -> int | None:
 
 
 def _gangs(config: RunConfig) -> tuple[int, int]:
-    """Rollout and training nodes, the same ones or separate ones (``devices.layout``)."""
     devices = config.devices
     if devices.layout != "separate" or devices.nodes == 1:
         return devices.nodes, devices.nodes

@@ -9,8 +9,7 @@ from typing import Literal
 from rollpacker.rollmux.model.program import JobProgram
 
 _KEPT = 20
-MOST_NODES_LOST = 3
-"""A job ends after so many node failures in a row under its program."""
+MOST_NODES_LOST = 3  # a job ends after so many node failures in a row under its program
 _PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 """First and longest pause before a failed program restarts. It doubles in between."""
 

@@ -80,8 +80,7 @@ class MemberFailed(Tagged, frozen=True, kw_only=True):
 
 OfProgram = ProgramGiven | AttemptBegun | AttemptEnded | MemberFailed
 Note = DrainSet | AgentJoined | NodeFenced | EndFenced | OfProgram
-Recorded = ev.Event | Note
-"""All content of log entries."""
+Recorded = ev.Event | Note  # all content of log entries
 
 _RECORDED = kinds(ev.Event | Note)
 _DECISIONS = kinds(do.Decision)

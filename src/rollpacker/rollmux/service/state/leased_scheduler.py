@@ -27,8 +27,7 @@ from rollpacker.rollmux.service.state.records import (
     Stretch,
 )
 
-TIMELINE = 20_000
-"""Phases on the timeline."""
+TIMELINE = 20_000  # phases on the timeline
 
 
 class LeasedScheduler:
@@ -44,13 +43,11 @@ class LeasedScheduler:
         self.ended: list[str] = []
         """Jobs that will not change any more, in the order in which they and their programs ended.
         """
-        self.gone: Counter[str] = Counter()
-        """Number of these jobs by team."""
+        self.gone: Counter[str] = Counter()  # number of these jobs by team
         self.leases: dict[int, Lease] = {}
         self.fences: list[Fence] = []
         self.agents: dict[str, float] = {}
-        self.identities: dict[str, str] = {}
-        """Identities of the agents (empty if unknown)."""
+        self.identities: dict[str, str] = {}  # identities of the agents (empty if unknown)
         self.failed: set[str] = set()
         self.tokens: dict[str, int] = {}
         self.issued = 0
@@ -60,8 +57,7 @@ class LeasedScheduler:
         self.programs = RunningPrograms()
         self.timeline: deque[Stretch] = deque(maxlen=TIMELINE)
         self.outcomes: Counter[tuple[Phase, str]] = Counter()
-        self.touched: set[str] = set()
-        """Jobs whose waiting requests may have an answer now."""
+        self.touched: set[str] = set()  # jobs whose waiting requests may have an answer now
         self.seq = 0
         self.now = 0.0
 

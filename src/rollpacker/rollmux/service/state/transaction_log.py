@@ -42,8 +42,7 @@ from rollpacker.rollmux.service.store import (
 from rollpacker.rollmux.simulation.forecast import ExpectedStart
 
 _log = logging.getLogger(__name__)
-Due = tuple[str, object]
-"""A due event: its kind and its subject."""
+Due = tuple[str, object]  # a due event: its kind and its subject
 _TIME: Due = ("passing of", "time")
 _LONGEST_PAUSE_S = 60.0
 """Longest pause before an event on which the scheduler failed is tried again."""
@@ -387,7 +386,6 @@ def _settings(store: Store, wanted: Settings | None) -> tuple[Settings, dict[str
 
 
 def _differences(stored: Settings, wanted: Settings) -> Iterator[str]:
-    """One text per key or team that differs."""
     old, new = _by_key(stored), _by_key(wanted)
     for key in dict.fromkeys((*old, *new)):
         if old.get(key) != new.get(key):

@@ -20,10 +20,8 @@ from rollpacker.rollmux.service.commands.writer import Writer
 from rollpacker.rollmux.service.state.transaction_log import TransactionLog
 from rollpacker.rollmux.service.views import views
 
-OTHER = "other"
-"""Team label for jobs without a team, or of teams without a guarantee."""
-JOB = "job_id"
-"""Label of a job's series, since Prometheus has a ``job`` of its own."""
+OTHER = "other"  # team label for jobs without a team, or of teams without a guarantee
+JOB = "job_id"  # label of a job's series, since Prometheus has a `job` of its own
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 20.0, 60.0)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _METHODS = ("GET", "POST")  # known methods, since a client may send any text

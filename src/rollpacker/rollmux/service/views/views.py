@@ -173,7 +173,6 @@ def _slo(
 
 
 def _worked(core: TransactionLog, record: JobRecord, live: Job) -> float:
-    """Seconds alone of the running iteration's work so far."""
     name = record.spec.id
     done = live.rollout_s if core.leased.next_phase(name) == "train" else 0.0
     lease = None if record.token is None else core.leased.leases.get(record.token)

@@ -20,7 +20,7 @@ def test_a_file_that_cannot_be_read_starts_no_daemon(tmp_path: Path) -> None:
     assert str(Tokens(file, b"secret").principal(header)) == "a (read)"
     assert Tokens(file, b"secret").principal(b"Bearer secret") == OPERATOR
     file.write_bytes(b"[{")
-    with pytest.raises(ValueError, match=r"tokens.json holds no tokens"):
+    with pytest.raises(ValueError, match=r"tokens.json is not a file of tokens"):
         Tokens(file, b"secret")
 
 
@@ -82,7 +82,7 @@ def test_a_revoked_token_counts_no_more(daemon: Daemon, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("operator", "--role", "read"), "and not 'operator'"),
+        (("operator", "--role", "read"), "and is not 'operator'"),
         (("a b", "--role", "read"), "a name has 1 to 64 characters"),
         (("c", "--role", "read", "--team", "x"), "a team (--team) is for the role submit"),
         (("d", "--role", "read", "--to", "/no/such/folder/d"), "--to /no/such/folder/d: No such"),

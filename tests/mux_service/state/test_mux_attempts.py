@@ -230,7 +230,7 @@ def test_a_program_that_cannot_be_told_costs_no_other_of_its_node(
     monkeypatch.setattr(views, "_job", failing)
     assert [each["job"] for each in told(world, node)] == ["b"]
     assert [each["id"] for each in views.status(world.core)["jobs"]] == ["b"]
-    assert "job a: node" in caplog.text
+    assert "job a: its program" in caplog.text
     assert "job a cannot be shown" in caplog.text
 
 

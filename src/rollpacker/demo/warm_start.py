@@ -197,7 +197,6 @@ def _batches(
 
 
 def _loss(model: PreTrainedModel, batch: list[_Example], answer_weight: float) -> torch.Tensor:
-    """Cross entropy per response token of both ways to answer each problem."""
     thoughts = [(example.prompt, example.thought) for example in batch]
     answers = [(example.prompt, example.answer) for example in batch]
     total = _sum_loss(model, thoughts) + answer_weight * _sum_loss(model, answers)

@@ -316,7 +316,6 @@ def _task(task: str, trace: Trace, layout: Layout) -> TaskReport:
 
 
 def _untold(samples: pl.DataFrame) -> bool:
-    """Whether the trace records neither a cap nor truncation."""
     return all(samples[name].null_count() == samples.height for name in ("cap", "truncated"))
 
 

@@ -297,9 +297,8 @@ def on_paper_gpus(
 ) -> EstimatedJob:
     """Place the job on GPUs of a calibration, by default of each of the paper's settings.
 
-    If steps would take too long to simulate, a part of the prompts runs on that part of the GPUs.
-    Rewards cost nothing, whatever the calibration says. Raises ``ValueError`` if no calibration has
-    such machines.
+    A part of the prompts on that part of the GPUs stands for steps that take too long to simulate.
+    Rewards cost nothing. Raises ``ValueError`` if no calibration has such machines.
     """
     assert source.prompts is not None
     assert source.responses is not None
@@ -354,8 +353,6 @@ def _weight(fitted: Calibration, source: LengthSource) -> float:
 def _on_gpus(
     job: EstimatedJob, fitted: Calibration, hardware: EstimatedMachine
 ) -> tuple[CostCase, str]:
-    """Costs of a job, and their description. Raises ``ValueError`` if the machines cannot run
-    it."""
     source, rollout = job.source, job.rollout
     costs = fitted.moved(hardware.model, hardware.device)
     carried = fitted.carried_over(costs)
@@ -527,8 +524,6 @@ def _joined(
 
 
 def _tensor_parallel(job: EstimatedJob, case: CostCase) -> int | None:
-    """The least size, from the calibration's on, whose KV cache holds one response of any
-    length."""
     costs, source = case.calibration, job.source
     if costs.measured is not None or source.cap is None:
         return None

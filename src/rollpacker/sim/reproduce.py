@@ -243,7 +243,7 @@ def _table2(results: Results) -> list[ResultRow]:
 FIG9 = {"8k": (2.03, 1.14), "16k": (2.22, 1.68), "32k": (2.56, 2.24)}
 """Speed-up over veRL and over RLHFuse."""
 _FUSED = (
-    "RLHFuse is stood in for by plain rounds whose rewards overlap with the rollout; "
+    "plain rounds whose rewards overlap with the rollout stand for RLHFuse; "
     "its migration of the tail is left out"
 )
 _OURS = {
@@ -326,9 +326,9 @@ FIG11_COSTS: dict[str, Tree] = {"8k": {"kappa": 0.66}, "16k": {}, "32k": {"kappa
 """Decode steps of this figure, fitted to it because the paper's figures disagree."""
 _ITERATIONS = 10  # iterations of one maximum. The paper does not give its number.
 _CHOSEN = (
-    "a bar is the longest round that is not a long one, or the mean of all where that is more; "
-    "this, the ten iterations, start and kappa of each setting and math rewards only at 8k were "
-    "chosen after seeing the bars, to agree with them"
+    "a bar is the longest round that is not a long one, or the mean of all if that is more. This, "
+    "the ten iterations, start and kappa of each setting and math rewards only at 8k were chosen "
+    "after seeing the bars, to agree with them"
 )
 
 
@@ -445,8 +445,8 @@ _NO_PRESSURE = (
     "so the paper's rule never moves"
 )
 _STRETCHED = (
-    "assumes lengths in proportion to the cap and nine times the 16k fit's, so that KV runs out; "
-    "the paper does not give its lengths; steps count from 0"
+    "assumes lengths in proportion to the cap and nine times the 16k fit's, so that KV runs out. "
+    "The paper does not give its lengths. Steps count from 0."
 )
 
 
@@ -492,8 +492,8 @@ def _fig13(results: Results) -> list[ResultRow]:
     fixed, adaptive = seconds["fixed"], seconds["adaptive"]
     why = "the simulator's judge is a service of a fitted latency, not a model on the devices"
     note = (
-        "programs' run times are assumed: a tenth hang, the others take 0.5 s in the median; "
-        "without the start of a rollout"
+        "programs' run times are assumed: a tenth hang, the others take 0.5 s in the median. "
+        "The start of a rollout is left out."
     )
     return [
         missing("fig13a/MPS", 1.25, why),
@@ -541,7 +541,7 @@ def _table3(results: Results) -> list[ResultRow]:
 )
 def _table4(results: Results) -> list[ResultRow]:
     ours = step_s(results["asynchronous"])
-    why = "the policy streams every group as it is complete; fetching once is not offered"
+    why = "the policy streams every group as it is complete, and fetching once is not offered"
     note = "the adaptive row of Table 3"
     return [
         row("table4/asynchronous", ADAPTIVE, ours, fitted=True, note=note),
@@ -581,8 +581,8 @@ def _fig14_jobs() -> dict[str, PaperJob]:
 @_exhibit("fig14", "Samples per second with the number of GPUs, 14B", _fig14_jobs)
 def _fig14(results: Results) -> list[ResultRow]:
     note = (
-        "assumes how the batch grows, which the paper does not say; the judge's slots grow with "
-        "the GPUs"
+        "assumes how the batch grows, which the paper does not say. The judge's slots grow with "
+        "the GPUs."
     )
     speed = {name: mean(r.samples_per_s for r in many) for name, many in results.items()}
     return [

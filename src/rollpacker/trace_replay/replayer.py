@@ -166,7 +166,6 @@ class _Step:
         return self._result(before, zero)
 
     def _conversations(self) -> list[_Conversation]:
-        """Every response with its opening. Those of a group are prefixes of one another."""
         made: list[_Conversation] = []
         for number, group in enumerate(self._plan.groups):
             whole = self._tokens(max(response.turns[0].prompt for response in group))

@@ -209,7 +209,6 @@ def _source(folder: Path, task: str, format: str | None) -> TaskFiles:
 
 
 def _gathered(folder: Path, notes: list[str], within: int) -> Iterator[Path]:
-    """Files of a folder, and of those subfolders that are steps instead of tasks."""
     below = sorted(folder.iterdir())
     names = {path.name for path in below if path.is_dir()}
     for path in below:

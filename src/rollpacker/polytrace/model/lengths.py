@@ -42,13 +42,9 @@ class LengthModel(Lengths):
     1..``cap``.
 
     Args:
-        median: of the body, tokens.
-        between: standard deviation of log length between prompts.
-        within: standard deviation of log length within a prompt.
         tail_share: mean of ``q``, 0 for no tail.
         tail_concentration: ``c``. The smaller it is, the fewer prompts hold the tail.
-        tail_low: shortest response of the tail, tokens.
-        tail_high: longest, tokens. It may exceed the cap.
+        tail_high: longest response of the tail, tokens. It may exceed the cap.
     """
 
     median: float
@@ -163,7 +159,6 @@ def _spread(rho: float, skew: float, shared: Floats) -> Floats:
 
 @lru_cache(maxsize=64)
 def _latent_cdf(rho: float, skew: float) -> tuple[Floats, Floats]:
-    """The latent's distribution on a grid: a normal mixture over the shared part."""
     spread = _spread(rho, skew, _SHARED)
     reach = 6.0 * np.sqrt(rho) + 6.0 * float(spread.max())
     grid: Floats = reach * np.arange(-1.0, 1.0005, 1.0 / 600.0)

@@ -322,7 +322,6 @@ def _turn_rows(known: pl.DataFrame) -> pl.DataFrame:
 
 
 def _with_calls(turns: pl.DataFrame, tools: pl.DataFrame) -> pl.DataFrame:
-    """Add ``calls`` of each turn, and ``added``: tokens of the previous turn's calls."""
     made = tools.group_by("sample", "turn").agg(
         pl.len().alias("calls"), pl.col("tokens").sum().alias("tool_tokens")
     )
@@ -349,7 +348,6 @@ def _chances(
 def _splits(
     turns: pl.DataFrame, most: int
 ) -> tuple[tuple[tuple[float, ...], ...], tuple[float, ...]]:
-    """Mean shares and Dirichlet concentration by number of turns, by the method of moments."""
     shares: list[tuple[float, ...]] = []
     concentration: list[float] = []
     for count in range(1, most + 1):

@@ -78,15 +78,12 @@ class Gantt:
     def chart(self, step: int) -> dict[str, Any]:
         """Return the data of one step. Times are seconds after its start.
 
-        Top level: ``bubble`` is the idle share of the step, ``rollout_bubble`` of its rollout, and
-        ``tools_bubble`` the part of the latter in which responses waited for environments.
-        ``drawn`` and ``attempts_total`` count stays on workers, ``workers_total`` counts workers.
-
-        Each worker has ``idle`` and ``tools``: pairs of start and end in which it was empty, or all
-        its responses waited for environments. ``attempts``: lane, start, end, index into
-        ``STATES``, tokens, reward, index into ``prompts``, sample index (one for each turn).
-        ``waits`` for environments: lane, start, end, index into ``prompts``, sample index.
-        ``tasks``: lane, start, end, kind, prompts.
+        ``bubble`` is the idle share of the step, ``rollout_bubble`` of its rollout, and
+        ``tools_bubble`` the part of the latter in which responses waited for environments. A
+        worker's ``idle`` and ``tools`` are pairs of start and end. Its ``attempts`` (one for each
+        turn) are lane, start, end, index into ``STATES``, tokens, reward, index into ``prompts``,
+        sample index. Its ``waits`` are lane, start, end, index into ``prompts``, sample index, and
+        its ``tasks`` lane, start, end, kind, prompts.
         """
         start, rollout_end, end = self.windows[step]
         stays, prompts = self._described(step)

@@ -24,12 +24,9 @@ class ShownCall:
 class Message:
     """One message of a conversation.
 
-    Args:
-        name: of the tool, or empty.
-        content: as text. If calls in it could not be parsed, the whole reply.
-        errors: of calls that could not be parsed.
-        turn: number, from 1, of the model's turn. 0 for other messages.
-        about: tokens and seconds of that turn.
+    If calls in it could not be parsed, ``content`` is the whole reply, and ``errors`` are theirs.
+    ``turn`` is the number, from 1, of the model's turn, and 0 for other messages. ``about`` has the
+    turn's tokens and seconds.
     """
 
     role: str

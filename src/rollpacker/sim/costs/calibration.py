@@ -37,8 +37,8 @@ _STAND_FOR = {
     "kappa": "a decode step over its roofline",
     "train_launch_s": "seconds that each response costs a training replica besides its tokens",
     "train_mfu": "share of the flops that training reaches",
-    "weight_sync_s": "seconds of new weights to the engines; grows with the model",
-    "apply_s": "seconds of an update; grows with the model",
+    "weight_sync_s": "seconds of new weights to the engines, which grow with the model",
+    "apply_s": "seconds of an update, which grow with the model",
     "synchronous_reward_s": "seconds of the reward phase of mode off, whatever the model",
 }
 """Meaning of the fitted constants in other experiments."""
@@ -121,7 +121,7 @@ class Calibration(Config):
         if self.measured is not None and other != {"model": self.model, "device": self.device}:
             raise ValueError(
                 f"calibration {self.name} was measured on a CPU with its own model: a model or "
-                f"device cannot be replaced; take one of {', '.join(builtin())}"
+                f"device cannot be replaced: take one of {', '.join(builtin())}"
             )
         source = f"calibration {self.name} with another model or device"
         return parse_as(Calibration, self.model_dump() | other, source)

@@ -324,7 +324,6 @@ def _chunk(f: ConfigFields) -> DecoderLayer:
 
 
 def _linear(f: ConfigFields) -> DecoderLayer:
-    """A layer whose state does not grow: gated delta rule, or Mamba by transformers' new name."""
     if not f.get("linear_num_value_heads"):
         return _mamba(f) if _has_mamba(f) else _decayed(f)
     hidden, kernel = f.integer(*HIDDEN), f.integer("linear_conv_kernel_dim")
@@ -342,7 +341,6 @@ def _linear(f: ConfigFields) -> DecoderLayer:
 
 
 def _decayed(f: ConfigFields) -> DecoderLayer:
-    """Linear attention whose keys have no sizes of their own (lightning attention)."""
     plain = attention(f)
     heads = f.integer(*HEADS)
     state = heads * (plain.output // heads) ** 2

@@ -322,13 +322,9 @@ class ModelShape:
         return max(layer.linear for layer in {*self.blocks})
 
     def adapter_parameters(self, rank: int) -> int:
-        """Return the parameters of LoRA adapters, as in ``train/model/lora.py``.
-
-        They are on all linear layers, and with experts on those of the mixers. Without
-        ``adapter_widths``, each matrix of the config counts for itself, also if a family joins
-        several (Phi-3) or takes the bare weight (outputs of Mamba's mixers). That gives 0.7 to 1.4
-        times the true number.
-        """
+        """Return the parameters of LoRA adapters, as in ``train/model/lora.py``. Without
+        ``adapter_widths``, each matrix of the config counts for itself, which gives 0.7 to 1.4
+        times the true number."""
         if self.adapter_widths is not None:
             return rank * self.adapter_widths
         adapted = (each for layer in self.blocks for each in self.adapted(layer))

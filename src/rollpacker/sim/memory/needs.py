@@ -283,7 +283,6 @@ def _logits(config: RunConfig, shape: ModelShape, tokens: int) -> float:
 
 
 def _head(config: RunConfig, shape: ModelShape, tokens: int) -> float:
-    """The gradient of the output head: a chunk's, and in float32 the sum of several."""
     if config.model.lora_rank:
         return 0.0
     narrow = 2 if _size(config) == 2 else 0
@@ -353,7 +352,6 @@ def _weights(job: Placed, devices: int) -> list[Part]:
 
 
 def _packed(job: Placed) -> int:
-    """Bytes of a packed weight, and of a number in the KV cache of a CPU."""
     return 4 if job.type_bytes == 4 else job.machine.packed
 
 

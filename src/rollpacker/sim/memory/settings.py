@@ -31,9 +31,8 @@ _MOST_RUNNING = VllmEngineConfig(kind="vllm").max_running
 def fitting(
     config: RunConfig, shape: ModelShape, machine: JobMachine, also: Changes = NONE
 ) -> tuple[Changes, MemoryNeeds] | None:
-    """Return the first changes with which the job fits, if possible without being tight. Small
-    changes come first: smaller micro-batches, then replicas over the fewest devices, then
-    engines over the fewest. Training results change only by ``also``."""
+    """Return the first changes with which the job fits, if possible without being tight. The
+    smallest changes come first. Training results change only by ``also``."""
     there = machine.nodes * machine.devices * machine.device_bytes
     adapters = config.model.lora_rank or "model.lora_rank" in also
     if not adapters and _HELD * shape.parameters > there:
@@ -296,8 +295,6 @@ def _fitting(
     changes: Changes,
     unset: Collection[str],
 ) -> Changes:
-    """Add the first settings of memory that fit with room to spare. Without such, add those that
-    fit and have the largest cache."""
     rollout = config.rollout
     least = min(_LEAST, rollout.prompts_per_step * rollout.num_generations)
     tight: list[tuple[int, Changes]] = []

@@ -91,7 +91,6 @@ def _check(run: RunRecord, times: Sequence[Sequence[float]], tasks: int) -> None
 
 
 def _phase_cpu_s(steps: Sequence[RunStep], cores: int) -> float:
-    """CPU seconds of a reward in a reward phase, where driver and grading process are both busy."""
     responses = mean(sum(a.reward is not None for a in step.attempts) for step in steps)
     phase_s = mean(s.rollout_end_s - (s.finished[-1].end_s or 0.0) for s in steps if s.finished)
     return min(cores, 2) * phase_s / max(1, responses)
@@ -174,13 +173,12 @@ def _grade_s(steps: Iterable[RunStep]) -> float:
 def fit_decoding(
     times: Sequence[Sequence[float]], workers: int, cores: int
 ) -> tuple[dict[int, float], dict[int, float], Floats]:
-    """Fit seconds of a decode step by batch at no context, seconds of a token with drafts, and
-    others.
+    """Fit curves of seconds by batch: of a decode step at no context, and of a token with drafts.
 
-    The others are seconds of a token of context, of a token of prefill, and, if the driver shares
-    ``cores`` (0: none) with the workers, of a response that ends. The curves begin at the smallest
-    batch. They are piecewise linear and non-decreasing, by non-negative least squares. ``times``:
-    rows of ``RunStep.times``.
+    The third result has seconds of a token of context and of a token of prefill. If the driver
+    shares ``cores`` (0: none) with the workers, it also has those of a response that ends. The
+    curves are piecewise linear and non-decreasing, by non-negative least squares. ``times``: rows
+    of ``RunStep.times``.
     """
     ahead, tokens, sequences, context, prefill, ended, seconds = np.array(times, np.float64).T
     batch = sequences / tokens

@@ -149,7 +149,6 @@ def whole(one: Tried) -> Turns:
 
 
 def _longer(one: Tried, number: int, other: Tried) -> Turns:
-    """Another one's turns from the present turn on. Empty if it had ended by then."""
     turns = whole(other)
     if len(turns) <= number:
         return ()

@@ -148,7 +148,6 @@ class SimulatedStep:
     deferred: set[PromptId] = field(default_factory=set[PromptId])
 
     def carried(self) -> dict[tuple[PromptId, int], SimulatedAttempt]:
-        """Return losers with tokens, by prompt and sample, which continue in mode ``partial``."""
         return {
             (attempt.prompt, attempt.index): attempt
             for attempt in self.attempts.values()

@@ -101,7 +101,6 @@ class SimulatedDecoding:
             self._touch(self._engines[engine]).stop(attempts)
 
     def form(self, decision: do.FormEngine) -> None:
-        """Form the engine once all its members have stopped decoding."""
         self._forming[decision.engine] = decision.members
         self.form_idle()
         if decision.engine in self._forming:
@@ -151,7 +150,6 @@ class SimulatedDecoding:
     # What happened -----------------------------------------------------------------------------
 
     def ended(self, done: Sequence[AttemptId], stopped: Mapping[AttemptId, int]) -> None:
-        """Report turns that ended with a decode step, and attempts that stopped."""
         self._post(*map(self._end, done))
         if stopped:
             self._post(*(self._stop(attempt, tokens) for attempt, tokens in stopped.items()))
@@ -326,7 +324,6 @@ class World:
         self._grading.reload()
 
     def _touch(self, worker: SimWorker) -> SimWorker:
-        """Note that a worker changes. It plans anew at the end of this instant."""
         self._touched.add(worker.id)
         return worker
 

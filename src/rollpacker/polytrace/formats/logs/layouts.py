@@ -1,8 +1,8 @@
 """Keys of the records in which trainers log responses, one layout per trainer.
 
-A path leads through objects by keys, and through each entry of a list. There are four ways to count
-tokens: ``count:PATH`` (a number), ``ids:PATH`` (a list with one entry per token), ``mask:PATH`` (a
-list that is true at sampled tokens) and ``padded:PATH`` (tokens as texts, with padding at the end).
+A path leads through objects by keys, and through each entry of a list. Tokens are counted by
+``count:PATH`` (a number) or ``ids:PATH`` (a list with one entry per token). Or by ``mask:PATH`` (a
+list that is true at sampled tokens) or ``padded:PATH`` (tokens as texts, with padding at the end).
 """
 
 from __future__ import annotations

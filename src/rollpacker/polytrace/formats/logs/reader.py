@@ -172,7 +172,6 @@ class _Log:
         return known
 
     def _take(self, response: LoggedResponse) -> tuple[object, ...]:
-        """Add a response's row, and return a key that is equal for equal responses."""
         record, layout = response.record, self.layout
         prompt = self.prompts.of(response)
         count = texts.tokens(record, (*layout.tokens, *RESPONSE_WAYS))

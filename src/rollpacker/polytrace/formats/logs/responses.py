@@ -258,7 +258,6 @@ def check_text(value: object, name: str) -> None:
 
 
 def _before(record: Record, keys: tuple[str, str]) -> list[Any]:
-    """Token ids of the prompt: those before the first sampled one."""
     ids, mask = (record.get(key) for key in keys)
     if not isinstance(ids, list) or not isinstance(mask, list):
         raise ValueError(f"{keys[0]}, {keys[1]}: expected lists")

@@ -77,7 +77,6 @@ def _row(attempt: RecordedAttempt, prompt_tokens: int | None) -> Record:
 
 
 def _opening_and_ending(attempt: RecordedAttempt) -> Record:
-    """Seconds of the environment's start, and of its work after the last turn."""
     if not attempt.acts:
         return {}
     ending_s = attempt.turns[-1].wait_s if attempt.turns else 0.0

@@ -116,8 +116,8 @@ def sentences(
         told.append(_use(recommended, chosen, left_out))
     else:
         told.append(
-            f"None of these modes is on-policy and keeps {limit:g} of the true mean length "
-            f"(left out: {left_out})."
+            f"No on-policy mode of these keeps {limit:g} of the true mean length (left out: "
+            f"{left_out})."
         )
     auto = modes.get("auto", exact)
     fair = recommended == "exact" and auto.kept_vs_true_len >= limit
@@ -180,7 +180,7 @@ def _keeps(mode: ModeEstimate) -> str:
 
 MODES: tuple[TailMode, ...] = ("off", "exact", "auto", "prompts", "race")
 ALL = (*MODES, "partial", AHEAD)
-_CYCLE = 5  # steps from one empty queue to the next, at over-provisioning 1.25
+CYCLE = 5  # steps from one empty queue to the next, at over-provisioning 1.25
 _JOBS = 4
 _LEARNS, _CYCLES = 10, 3
 """Steps before mode ``auto`` leaves ``exact``, and the factor of its cycles' length."""
@@ -302,7 +302,7 @@ def on_paper_gpus(
     """
     assert source.prompts is not None
     assert source.responses is not None
-    prompts = min(source.prompts, max(8, _MOST_ATTEMPTS // (_CYCLE * source.responses)))
+    prompts = min(source.prompts, max(8, _MOST_ATTEMPTS // (CYCLE * source.responses)))
     job = EstimatedJob(
         task=task,
         source=source,
@@ -400,7 +400,7 @@ def steps_for(job: EstimatedJob) -> int:
     """Return whole cycles of short and long rounds that run within seconds."""
     rollout = job.rollout
     most = _MOST_ATTEMPTS // (rollout.prompts_per_step * rollout.num_generations)
-    return _CYCLE * max(1, min(most, _MOST_STEPS) // _CYCLE)
+    return CYCLE * max(1, min(most, _MOST_STEPS) // CYCLE)
 
 
 def estimate(

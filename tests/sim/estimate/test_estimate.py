@@ -236,8 +236,8 @@ def test_nobody_is_told_that_a_fast_race_is_slow_where_only_races_were_simulated
     modes = {"off": mode(1.0), "race": mode(1.8, 0.76)}
     assert recommend(modes, 0.95) == "off"
     said = sentences(modes, "off", left_out="it", depends=None, read=999, limit=0.95)
-    assert said[0] == (
-        "None of these modes is on-policy and keeps 0.95 of the true mean length (left out: it)."
+    assert (
+        said[0] == "No on-policy mode of these keeps 0.95 of the true mean length (left out: it)."
     )
     assert "race may be faster" in said[1]
 

@@ -201,7 +201,7 @@ def estimate(
 
     Example: rollpacker estimate --from runs/demo/off
     """
-    from rollpacker.sim.estimate import EstimatedMachine
+    from rollpacker.sim.estimate import CYCLE, EstimatedMachine
     from rollpacker.sim.estimate import estimate as run
 
     write_page = None
@@ -213,6 +213,11 @@ def estimate(
     encode = Encoder(path, tokenizer, notes.append)
     trace, job = _job(path, machine, task, notes, encode.count, format)
     chosen = _modes(modes)
+    if steps is not None and steps < CYCLE:
+        notes.append(
+            f"--steps {steps}: the first long round comes within {CYCLE} steps; before it, racing "
+            "modes look faster and more biased than they are"
+        )
     if modes is not None and "partial" in chosen and job.source.turns is not None:
         notes.append("mode partial is left out: it is not simulated for conversations with tools")
     found = run(_drafting(job, path, encode, notes, task), trace, steps=steps, modes=chosen)
@@ -351,14 +356,18 @@ def _to_change(path: Path, mode: str) -> tuple[str, ...]:
             )
         case "verl" if mode in ("race", "prompts"):
             return (
-                "with your verl command (docs/verl.md):",
+                "with your verl command, whose gradients start after a round, so it gains less "
+                "(docs/verl.md):",
                 "  VERL_USE_EXTERNAL_MODULES=rollpacker.verl ...",
                 "  trainer.v1.trainer_mode=rollpacker +actor_rollout_ref.rollout.agent."
                 "agent_loop_manager_class=rollpacker.verl.AgentLoopManager",
                 f"  +rollpacker.tail_batching.mode={mode}",
             )
         case "verl":
-            return ("rollpacker init --from CONFIG makes a job of a verl configuration",)
+            return (
+                f"inside verl, mode {mode} gains nothing: look at prompts and race (docs/verl.md)",
+                "rollpacker init --from CONFIG makes a job of a verl configuration for our trainer",
+            )
         case _:
             return ()
 

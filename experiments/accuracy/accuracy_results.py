@@ -447,7 +447,7 @@ def _facts(tasks: Tasks) -> list[str]:
     fresh = sorted(arm for arm in every if arm.endswith("uncorrected"))
     ratio = sorted(every - {*fresh, "partial, masked"})
     return [
-        "95% intervals over seeds; tasks are weighted by their inverse variances. The comparison",
+        "95% intervals over seeds. Tasks are weighted by their inverse variances. The comparison",
         "at the end was not planned. Means of single tasks whose interval holds no zero:",
         f"{', '.join(apart) or 'none'}.",
         *([f"`race` kept {min(kept):.2f} to {max(kept):.2f} of the true length."] if kept else []),

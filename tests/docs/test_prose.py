@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from pages import ROOT
 
-MOST = {"long": 1, "opening": 1, "head": 0, "semicolon": 3, "private": 0}
+MOST = {"long": 1, "opening": 1, "head": 0, "semicolon": 2, "private": 0}
 """Counts of today. A page that gets better lowers them here."""
 MOST_IN_SRC = {
     "docstring": {"long": 5, "opening": 15, "semicolon": 19, "private": 2},

@@ -120,7 +120,9 @@ def test_a_script_of_verl(tmp_path):
     assert (run.eval.every, run.eval.temperature) == (5, 0.0)
     assert (run.epochs, run.checkpoint.every, run.trackers) == (15, 20, ["wandb"])
     assert comment_of(found.text, "updates_per_step") == (
-        "data.train_batch_size=512, actor_rollout_ref.actor.ppo_mini_batch_size=128: 512 / 128"
+        "data.train_batch_size=512, actor_rollout_ref.actor.ppo_mini_batch_size=128: 512 / 128: "
+        "4 updates need the whole batch, so gradients cannot start during the rollout and exact "
+        "gains little; 1 restores it, but changes what is learned"
     )
     assert set(found.refused) == {"data.max_prompt_length", "actor_rollout_ref.actor.entropy_coeff"}
     # verl spreads a replica over all GPUs where it is not told otherwise.

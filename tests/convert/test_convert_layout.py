@@ -143,6 +143,7 @@ def test_prompts_that_verl_draws_at_a_time(tmp_path):
     assert found.ignored["data.train_batch_size"] == "data.gen_batch_size overrides it"
     found, run = verl_job(tmp_path, data__train_batch_size=128)
     assert (run.rollout.prompts_per_step, found.ignored) == (128, {})
+    assert "updates need the whole batch" not in found.text
 
 
 def test_a_critic_is_refused_in_a_line_that_says_what_to_do(tmp_path):

@@ -46,8 +46,9 @@ def test_batches_of_trl(tmp_path, device, together, each, world, prompts, update
     keys = {"per_device_train_batch_size": device, "gradient_accumulation_steps": together}
     if each:
         keys["steps_per_generation"] = each
-    _, run = trl_job(tmp_path, CommandLine(world=world), **keys)
+    found, run = trl_job(tmp_path, CommandLine(world=world), **keys)
     assert (run.rollout.prompts_per_step, run.train.updates_per_step) == (prompts, updates)
+    assert ("updates need the whole batch" in found.text) == (updates > 1)
     if each:
         keys.pop("steps_per_generation")
         keys["generation_batch_size"] = each * device * world

@@ -440,6 +440,16 @@ _FIELDS: Mapping[str, set[str]] = {
 }
 
 
+def whole_batch(updates: int) -> str:
+    """A reason why a step of several updates overlaps little, or nothing for one update."""
+    if updates == 1:
+        return ""
+    return (
+        f"{updates} updates need the whole batch, so gradients cannot start during the rollout and "
+        "exact gains little; 1 restores it, but changes what is learned"
+    )
+
+
 def fit(draft: Draft) -> None:
     """Remove the options that the algorithm does not have, and report the difference."""
     kind = draft.settings[KIND].value

@@ -16,6 +16,7 @@ from rollpacker.cli.convert.table import (
     fit,
     machines,
     warm_up,
+    whole_batch,
 )
 
 MARKS = (
@@ -82,7 +83,8 @@ def _batch(draft: Draft) -> None:
     keys = (device, *([_WORLD] if draft.has(_WORLD) else ()), key)
     note = f"{responses:g} responses of {world} processes / {count}"
     draft.set("rollout.prompts_per_step", int(responses // count), *keys, note=note)
-    draft.set(UPDATES, max(1, int(per // steps)), key, together)
+    updates = max(1, int(per // steps))
+    draft.set(UPDATES, updates, key, together, note=whole_batch(updates))
     if per > steps and per % steps:
         draft.refuse(f"mini-batches are equal here: {per // steps:g} updates per step", key)
 

@@ -19,6 +19,7 @@ from rollpacker.cli.convert.table import (
     fit,
     machines,
     warm_up,
+    whole_batch,
 )
 
 MARKS = ("actor_rollout_ref", "algorithm", "data", "trainer")
@@ -147,9 +148,11 @@ def _batch(draft: Draft) -> None:
     if batch in draft.refused or mini in draft.refused:
         draft.set(UPDATES, 1, note="the file does not contain the whole batch: set it by hand")
     else:
-        draft.set(UPDATES, -(-prompts // part), batch, mini, note=f"{prompts} / {part}")
+        updates = -(-prompts // part)
+        notes = filter(None, (f"{prompts} / {part}", whole_batch(updates)))
+        draft.set(UPDATES, updates, batch, mini, note=": ".join(notes))
         if prompts % part:
-            draft.refuse(f"mini-batches are equal here: {-(-prompts // part)} of them", mini)
+            draft.refuse(f"mini-batches are equal here: {updates} of them", mini)
     tokens, micro = f"{_ACTOR}ppo_max_token_len_per_gpu", f"{_ACTOR}ppo_micro_batch_size_per_gpu"
     longest = draft.number("data.max_response_length") + (
         draft.get("data.max_prompt_length") or 512

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from test_convert import job, trl_job, verl_job
+from test_convert import comment_of, job, trl_job, verl_job
 
 from rollpacker.cli.convert import CommandLine, script
 from rollpacker.cli.convert.table import Unknown
@@ -22,6 +22,28 @@ def test_engines_and_replicas_of_verl(tmp_path):
     found, run = verl_job(tmp_path, **keys, **{SHARD: 2})
     assert run.trainer.shard == 0
     assert any("has no whole engines of 4" in line for line in found.by_hand)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "size", "shard", "batch", "advice"),
+    [
+        (8, 2, -1, 256, "shard: 4 makes two replicas, so that one can compute gradients"),
+        (8, 2, -1, 512, "shard: 4 makes two replicas, so that with updates_per_step: 1 one can"),
+        (8, 2, 4, 256, ""),
+        (8, 8, -1, 256, ""),  # half of the GPUs hold no engine
+        (2, 1, -1, 256, ""),
+        (7, 1, -1, 256, ""),
+    ],
+)
+def test_a_replica_of_verl_over_all_gpus_has_an_alternative(
+    tmp_path, gpus, size, shard, batch, advice
+):
+    keys = {NAME: "vllm", SIZE: size, SHARD: shard, "trainer__n_gpus_per_node": gpus}
+    found, run = verl_job(tmp_path, **keys, data__train_batch_size=batch)
+    assert run.trainer.shard == max(shard, 0)
+    comment = comment_of(found.text, "shard")
+    assert advice in comment
+    assert ("busy until the last response" in comment) == bool(advice)
 
 
 def test_one_gpu_of_verl_and_several_nodes(tmp_path):
@@ -47,6 +69,13 @@ def test_one_gpu_of_verl_and_several_nodes(tmp_path):
 def test_an_engine_that_verl_is_not_told_is_its_vllm(tmp_path):
     assert verl_job(tmp_path)[1].engine.kind == "vllm"
     assert verl_job(tmp_path, **{NAME: "hf"})[1].engine.kind == "mini"
+    for name, told in (("vllm", []), ("hf", []), ("sglang", ["SGLang"]), ("trtllm", ["trtllm"])):
+        found, run = verl_job(tmp_path, **{NAME: name})
+        said = [line for line in found.warnings if "vLLM replaces" in line]
+        assert said == [
+            f"engine.kind: vLLM replaces {each}, which is not supported" for each in told
+        ]
+        assert (run.engine.kind == "mini") == (name == "hf")
 
 
 def test_vllm_of_trl(tmp_path):

@@ -250,6 +250,9 @@ def _devices(draft: Draft) -> None:
     count, size, shard = draft.get(gpus) or 0, 1, draft.number(f"{_ACTOR}fsdp_config.fsdp_size")
     devices = count * machines(draft, "trainer.nnodes")
     if "engine.kind" in draft.settings and draft.settings["engine.kind"].value == "vllm":
+        if (name := str(draft.get(f"{_ROLLOUT}name"))) != "vllm":
+            theirs = {"sglang": "SGLang"}.get(name, name)
+            draft.warnings.append(f"engine.kind: vLLM replaces {theirs}, which is not supported")
         bypass = draft.get(f"{_WEIGHTS}bypass_mode")
         if not bypass and f"{CORRECTION}.kind" not in draft.settings:
             draft.warnings.append(
@@ -269,7 +272,22 @@ def _devices(draft: Draft) -> None:
         draft.refuse(hint, f"{_ACTOR}fsdp_config.fsdp_size")
         shard = 0
     draft.set("trainer.kind", "fsdp", f"{_ACTOR}fsdp_config.fsdp_size")
-    draft.set("trainer.shard", max(shard, 0), f"{_ACTOR}fsdp_config.fsdp_size", note="0 for all")
+    shard, note = max(shard, 0), "0 for all"
+    if shard == 0:
+        note += _two_replicas(draft, devices // 2, size) if devices % 2 == 0 else ""
+    draft.set("trainer.shard", shard, f"{_ACTOR}fsdp_config.fsdp_size", note=note)
+
+
+def _two_replicas(draft: Draft, half: int, size: int) -> str:
+    """A reason for replicas of ``half`` the devices, which contain whole engines of ``size``."""
+    if half < 2 or half % size:
+        return ""
+    streamed = " with updates_per_step: 1" if draft.settings[UPDATES].value > 1 else ""
+    return (
+        f". A replica over all GPUs is busy until the last response. E.g. shard: {half} makes two "
+        f"replicas, so that{streamed} one can compute gradients while the tail decodes (doctor "
+        "says whether memory holds)"
+    )
 
 
 @cache

@@ -7,6 +7,8 @@ from test_convert import comment_of, job, trl_job, verl_job
 
 from rollpacker.cli.convert import CommandLine, script
 from rollpacker.cli.convert.table import Unknown
+from rollpacker.policy.engines.device_split import turns
+from rollpacker.sim.memory.settings import left_out
 
 _ROLLOUT = "actor_rollout_ref__rollout__"
 SIZE, NAME = f"{_ROLLOUT}tensor_model_parallel_size", f"{_ROLLOUT}name"
@@ -78,15 +80,31 @@ def test_an_engine_that_verl_is_not_told_is_its_vllm(tmp_path):
         assert (run.engine.kind == "mini") == (name == "hf")
 
 
+def test_an_engine_frees_its_memory_as_in_verl(tmp_path):
+    share, frees = (f"{_ROLLOUT}{key}" for key in ("gpu_memory_utilization", "free_cache_engine"))
+    found, run = verl_job(tmp_path, **{share: 0.6, frees: True})
+    assert turns(run, gpus=True) == "engine"
+    assert "engine.gpu_memory" in left_out(run)
+    assert (
+        "frees its memory while it trains, as in verl (devices.turns)"
+        in (found.ignored[share.replace("__", ".")])
+    )
+    found, _ = verl_job(tmp_path, **{frees: False})
+    assert found.refused[frees.replace("__", ".")].startswith("devices.turns: off keeps")
+
+
 def test_vllm_of_trl(tmp_path):
     keys = {"use_vllm": True, "vllm_gpu_memory_utilization": 0.5}
     found, run = trl_job(tmp_path, CommandLine(world=2), **keys, vllm_mode="colocate")
     assert (run.engine.gpu_memory, run.devices.per_node) == (0.5, 2)
     assert "vllm_mode" in found.ignored
-    # Of a server, or freed while TRL trains: here it is kept.
-    for key, value in (("vllm_mode", "server"), ("vllm_enable_sleep_mode", True)):
-        found, run = trl_job(tmp_path, CommandLine(world=4), **keys, **{key: value})
-        assert (run.engine.gpu_memory, set(found.refused)) == (0.4, {key})
+    found, run = trl_job(tmp_path, CommandLine(world=4), **keys, vllm_mode="server")
+    assert (run.engine.gpu_memory, set(found.refused)) == (0.4, {"vllm_mode"})
+    # An engine sleeps here too while gradients are computed.
+    assert turns(run, gpus=True) == "engine"
+    found, run = trl_job(tmp_path, CommandLine(world=4), **keys, vllm_enable_sleep_mode=True)
+    assert (run.engine.gpu_memory, turns(run, gpus=True)) == (0.5, "engine")
+    assert found.ignored["vllm_enable_sleep_mode"].endswith("(devices.turns)")
     found, run = trl_job(tmp_path, vllm_mode="server", vllm_gpu_memory_utilization=0.5)
     assert (run.engine.kind, found.ignored["vllm_mode"]) == ("mini", "use_vllm is off")
     _, run = trl_job(tmp_path, CommandLine(world=4), **keys, vllm_tensor_parallel_size=2)

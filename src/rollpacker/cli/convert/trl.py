@@ -234,8 +234,8 @@ def _correction(draft: Draft) -> None:
 
 def _devices(draft: Draft) -> None:
     """Devices of the launcher. Accelerate's own configuration is not in the file."""
-    if draft.get("vllm_mode") == "server" or draft.get("vllm_enable_sleep_mode"):
-        draft.drop("engine.gpu_memory", "left at 0.4")
+    if draft.get("vllm_mode") == "server":
+        draft.drop("engine.gpu_memory", "a share of the server's own GPUs")
     if not draft.get("use_vllm"):
         draft.ignore("use_vllm is off", *(key for key in draft.given if key.startswith("vllm_")))
     world = draft.asked.world or (draft.number(_WORLD) if draft.has(_WORLD) else 0)

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from importlib.resources import files
 from typing import Any, cast
@@ -368,13 +369,28 @@ def _prune(draft: Draft) -> None:
 def _judge(draft: Draft, key: str, row: KeyRow | None) -> None:
     value = draft.given[key]
     if row is None:
-        draft.refuse("", key)
+        draft.refuse(_near(draft, key), key)
     elif value is None:
         draft.ignore("null is the default", key)
     elif row.kind == "hand" and value not in row.off:
         draft.refuse(row.note, key)
     else:
         draft.ignore(row.note if row.kind == "nothing" else _SAME, key)
+
+
+def _near(draft: Draft, key: str) -> str:
+    """A hint for an unknown key that is close to a known one, or nothing."""
+    table = draft.table
+    start, dot, leaf = key.rpartition(".")
+    known = [each for each in table.rows if each.rpartition(".")[:2] == (start, dot)]
+    near = get_close_matches(leaf, [each.rpartition(".")[2] for each in known], 1, 0.85)
+    if not near:
+        return ""
+    meant = f"{start}{dot}{near[0]}"
+    default = table.rows[meant].default
+    took = default is not None and not draft.has(meant)
+    taken = f" Its default, {said(default)}, was taken" if took else ""
+    return f"unknown key of {table.framework}; did you mean {meant}?{taken}"
 
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+")

@@ -98,9 +98,10 @@ def _translated(source: Path, asked: CommandLine, out: Path, force: bool) -> Sho
         "unsupported": job.refused,
         "warnings": job.warnings,
     }
+    at = f" (listed at the end of {out})" if job.ignored else ""
     counts = (
         f"{source} ({job.table.framework}): {len(job.translated)} keys translated, "
-        f"{len(job.ignored)} ignored, {len(job.refused)} set by hand"
+        f"{len(job.ignored)} ignored{at}, {len(job.refused)} set by hand"
     )
     return Shown(data, _lines(job.by_hand + job.warnings, out, counts))
 

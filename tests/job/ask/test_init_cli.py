@@ -266,7 +266,8 @@ def test_what_it_translates_trains(shop, init, theirs, monkeypatch):
     code, out, err = init("--from", theirs, "--out", "verl_job.yaml")
     assert code == 0, err
     assert out.splitlines() == [
-        f"{theirs} (verl): 13 keys translated, 1 ignored, 1 set by hand",
+        f"{theirs} (verl): 13 keys translated, 1 ignored (listed at the end of verl_job.yaml), "
+        "1 set by hand",
         "wrote verl_job.yaml; next: rollpacker doctor verl_job.yaml (elsewhere: --device H100 "
         "--gpus 8), then rollpacker train verl_job.yaml",
     ]

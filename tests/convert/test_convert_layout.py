@@ -86,7 +86,7 @@ def test_an_engine_frees_its_memory_as_in_verl(tmp_path):
     assert turns(run, gpus=True) == "engine"
     assert "engine.gpu_memory" in left_out(run)
     assert (
-        "frees its memory while it trains, as in verl (devices.turns)"
+        "frees its memory while gradients are computed, as in verl (devices.turns)"
         in (found.ignored[share.replace("__", ".")])
     )
     found, _ = verl_job(tmp_path, **{frees: False})

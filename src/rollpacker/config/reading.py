@@ -172,6 +172,8 @@ _SAMPLER = "tokens are sampled with rollout.temperature, rollout.top_p and rollo
 _CRITIC = "no algorithm here has a critic"
 _ONCE = "each response is used for one update only"
 _WHOLE = "prompts are never cut: data.overlong: skip leaves long ones out"
+SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
+"""Endings of launch scripts."""
 _TRANSLATED = "rollpacker init --from FILE translates verl's configuration"
 
 REASONS: Mapping[str, str] = {
@@ -353,17 +355,20 @@ def parse(data: dict[str, Any], source: str = "config") -> RunConfig:
 
 def load_as(tree: type[Tree], path: Path, overrides: Sequence[str] = ()) -> Tree:
     """Like ``load``, for any configuration tree."""
+    script = tree is RunConfig and path.suffix in (*SCRIPTS, ".py")
+    start = f"; a launch script of verl or TRL: rollpacker init --from {path}" if script else ""
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such config file") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: cannot be read as YAML: {words_of(error)}") from None
+        raise ConfigError(f"{path}: cannot be read as YAML: {words_of(error)}{start}") from None
     if data is None:
         hint = "; rollpacker init writes a first job file" if tree is RunConfig else ""
         raise ConfigError(f"{path}: holds no keys{hint}")
     if not isinstance(data, dict):
-        raise ConfigError(f"{path}: expected keys and values, found {type(data).__name__}")
+        found = f"expected keys and values, found {type(data).__name__}{start}"
+        raise ConfigError(f"{path}: {found}")
     merged = _override(cast(dict[str, Any], data), overrides)
     return _validated(tree, merged, lambda key: _set_by(key, path, overrides))
 

@@ -224,6 +224,7 @@ def test_this_machine_and_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             "3 does not",
         ),
         (("model.pth=x",), "unknown key 'model.pth'"),
+        (("--device", "H100", "model.path=lost/llama3-8b"), "; did you mean Llama-3-8B?"),
     ],
 )
 def test_mistakes_are_one_line(job: Path, words: tuple[object, ...], said: str) -> None:

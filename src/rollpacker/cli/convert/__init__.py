@@ -26,6 +26,7 @@ from rollpacker.cli.convert.table import (
     said,
 )
 from rollpacker.config import ConfigError, RunConfig, parse
+from rollpacker.config.reading import SCRIPTS
 
 __all__ = ["CommandLine", "Draft", "translate"]
 
@@ -33,7 +34,6 @@ _NEEDED = {"model.path": "--model", "data.path": "--data", "rewards.0.function":
 _COMPARE = ("grpo", "dr_grpo", "dapo", "rloo", "gspo")
 """Algorithms that compare the responses of a prompt."""
 _OURS = ("rewards", "rollout")
-_SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
 _PLAIN = re.compile(r"[\w~/.@:+*-]*")
 _LINE = 100
 _COLUMN = 40
@@ -82,7 +82,7 @@ def _read(file: Path) -> tuple[Table, dict[str, Any], list[str]]:
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise ValueError(f"--from {file}: not text") from None
-    if file.suffix in _SCRIPTS or text.startswith("#!"):
+    if file.suffix in SCRIPTS or text.startswith("#!"):
         return _launched(file, text)
     try:
         tree = yaml.safe_load(text)

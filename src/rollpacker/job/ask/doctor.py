@@ -34,7 +34,7 @@ from rollpacker.runtime.cluster.machine_checks import devices, free_memory_gb
 from rollpacker.runtime.messages.shared_weights import rooms
 from rollpacker.runtime.record.progress import Progress
 from rollpacker.sim.costs.hardware import find_device
-from rollpacker.sim.costs.models import ModelShape
+from rollpacker.sim.costs.models import ModelShape, near_model
 from rollpacker.sim.memory.needs import JobMachine, MemoryNeeds, needs
 from rollpacker.sim.memory.settings import (
     NONE,
@@ -108,7 +108,7 @@ def look(config: RunConfig, device: str | None, gpus: int) -> MemoryFit:
             "devices.emulate: emulated devices hold nothing. Give --device and --gpus to name the "
             "machine for the job."
         )
-    shape = shape_of(config.model.path)
+    shape = _shape(config.model.path)
     if device is None:
         machine = machine_here(config)
         defaults = defaults_here(config, shape, machine)
@@ -141,6 +141,14 @@ def look(config: RunConfig, device: str | None, gpus: int) -> MemoryFit:
 
 def _free() -> float:
     return free_memory_gb() * 1024**3
+
+
+def _shape(path: str) -> ModelShape:
+    try:
+        return shape_of(path)
+    except ValueError as error:
+        near = "" if Path(path).expanduser().exists() else near_model(path)
+        raise ValueError(f"{error}{near and f'; did you mean {near}?'}") from None
 
 
 def _elsewhere(config: RunConfig, name: str, gpus: int) -> JobMachine:

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -395,6 +396,10 @@ MODELS: Mapping[str, ModelShape] = {
 }
 
 
+def _last(name: str) -> str:
+    return name.rstrip("/").rpartition("/")[2]
+
+
 def _short_name(name: str) -> str:
     return _TRAINED.sub("", name.lower())
 
@@ -408,13 +413,23 @@ def find_model(name: str) -> ModelShape:
         path = path / "config.json"
     if path.is_file():
         return _read(path)
-    short = _short_name(name.rstrip("/").rpartition("/")[2])
+    short = _short_name(_last(name))
     for known in (*MODELS, *SAME):
         if _short_name(known) == short:
             return MODELS[SAME.get(known, known)]
-    raise ValueError(
-        f"unknown model {name!r}: give the path of a config.json, or one of {', '.join(MODELS)}"
-    )
+    unknown = f"unknown model {name!r}"
+    if near := near_model(name):
+        raise ValueError(
+            f"{unknown}: did you mean {near}? Otherwise give the path of a config.json"
+        )
+    raise ValueError(f"{unknown}: give the path of a config.json, or one of {', '.join(MODELS)}")
+
+
+def near_model(name: str) -> str:
+    """The known model whose name is close to an unknown one, or an empty text."""
+    names = {_short_name(known): known for known in (*MODELS, *SAME)}
+    near = get_close_matches(_short_name(_last(name)), names, 1, 0.8)
+    return names[near[0]] if near else ""
 
 
 def _read(path: Path) -> ModelShape:

@@ -276,25 +276,14 @@ def test_a_file_without_a_mapping_is_refused(tmp_path: Path, text: str, expected
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "hinted"),
-    [
-        ("run.sh", "set -x\npython3 -m verl.trainer.main_ppo data.seed=1 $@\n", True),
-        ("run.sh", "NAME=a: b: c\n", True),
-        ("grpo.py", "from trl import GRPOConfig\n", True),
-        ("job.yaml", "python3 -m verl.trainer.main_ppo\n", False),
-    ],
-)
-def test_a_launch_script_is_told_what_translates_it(
-    tmp_path: Path, name: str, text: str, hinted: bool
-) -> None:
-    path = tmp_path / name
-    path.write_text(text)
-    hint = f"; a launch script of verl or TRL: rollpacker init --from {path}"
-    with pytest.raises(config.ConfigError) as error:
-        config.load(path)
-    assert str(error.value).endswith(hint) == hinted
-    assert "\n" not in str(error.value)
+@pytest.mark.parametrize("text", ["set -x\npython3 -m verl data.seed=1 $@\n", "A=a: b: c\n"])
+def test_a_launch_script_is_told_what_translates_it(tmp_path: Path, text: str) -> None:
+    for name, hinted in (("run.sh", True), ("grpo.py", True), ("job.yaml", False)):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(config.ConfigError) as error:
+            config.load(tmp_path / name)
+        hint = f"; a launch script of verl or TRL: rollpacker init --from {tmp_path / name}"
+        assert str(error.value).endswith(hint) == hinted
 
 
 def test_a_missing_file_and_a_folder_are_named(tmp_path: Path) -> None:

@@ -140,9 +140,11 @@ def test_jobs_are_shown_counted_and_ended_together(daemon: Daemon) -> None:
         json.loads(daemon.mux("history", "--by", "user", "--json"))["user"]["operator"]["jobs"] == 3
     )
     options = ["--url", daemon.url, "--state", str(daemon.folder)]
-    misspelt = CliRunner().invoke(app, ["mux", "hold", "one", "tow", *options])
-    assert "tow" in str(misspelt.exception)
-    assert "held" not in daemon.mux("status")
+    misspelt = CliRunner().invoke(app, ["mux", "hold", "tow", "one", *options])
+    assert misspelt.exit_code == 1
+    assert "job tow is as it was" in misspelt.output
+    assert "there is no job 'tow'" in misspelt.output
+    assert "job one: held" in misspelt.output
     assert daemon.mux("hold", "one", "two") == "job one: held\njob two: held\n"
     assert "its release: rollpacker mux release one" in daemon.mux("show", "one")
     assert daemon.mux("release", "one") == "job one: moving\n"

@@ -474,30 +474,37 @@ def _simulated(
     drafting = replace(case, calibration=costs.model_copy(update={"ahead": drafts}))
     own = drafting if job.ahead and not possible else case
 
-    def learns(mode: str) -> bool:
-        return mode == "auto" or is_own(mode)
+    rules = any(map(is_own, modes))
+
+    def first(mode: str) -> int:
+        """Steps before those that count. A rule may learn, and all modes beside it start alike."""
+        return _LEARNS if rules or mode == "auto" else 0
 
     def run(mode: str, case: CostCase = own, **changes: object) -> JobResult:
-        first, count = (0, most) if learns(mode) else (_LEARNS, steps)
         tail = rollout.tail_batching.model_copy(update={"mode": mode})
         changed = rollout.model_copy(update={"tail_batching": tail, **changes})
+        count, recorded = steps, source.recorded[_LEARNS * size :]
+        if first(mode):  # the steps that count are those of all modes, again and again
+            count = most
+            recorded = source.recorded[: _LEARNS * size] + recorded[: steps * size] * _CYCLES
         config = simulation_of(replace(job, rollout=changed), case, count, number)
-        same = replace(source, recorded=source.recorded[first * size :])
+        same = replace(source, recorded=recorded)
         grows = rollout.planner != "off"
         return Simulation(config, case.calibration, same, grows=grows).run()
 
     off = run("off")
-    base = off.mean_step_s
-    found = {"off": _mode(off, base)}
+    counted = off.steps[first("off") :]
+    base = mean(step.step_s for step in counted)
+    found = {"off": _mode(off, base, first("off"))}
     for mode in modes:
         if mode not in ("off", "partial", AHEAD):
             whole = size * rollout.num_generations if is_own(mode) else None
-            found[mode] = _mode(run(mode), base, _LEARNS if learns(mode) else 0, whole)
+            found[mode] = _mode(run(mode), base, first(mode), whole)
     if job.source.turns is None and "partial" in modes:
-        found["partial"] = _partial(run("partial").steps, off.steps)
+        found["partial"] = _partial(run("partial").steps[first("partial") :], counted)
     if AHEAD in modes and not (job.ahead or possible):
         allowed = rollout.speculation.model_copy(update={"mode": "auto"})
-        found[AHEAD] = _mode(run("exact", drafting, speculation=allowed), base)
+        found[AHEAD] = _mode(run("exact", drafting, speculation=allowed), base, first("exact"))
     return found
 
 

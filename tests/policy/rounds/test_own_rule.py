@@ -49,6 +49,7 @@ def world(folder: Path, prompts: int = 3, **rollout: object) -> World:
         ("def start(self, *_): return Racing(eta_prompts=0.5)", "both factors must be at least 1"),
         ("def start(self, *_): return Racing(eta_responses=0.5, stops=True)", "at least 1"),
         ("def start(self, *_): return Racing(eta_responses=float('nan'))", "at least 1"),
+        ("def start(self, *_): return Racing(stops=True)", "has no method 'ends'"),
     ],
 )
 def test_rules_that_no_round_can_follow_are_refused(tmp_path: Path, code: str, said: str) -> None:

@@ -18,10 +18,10 @@ shop = Workshop.fixture(rows=ROWS)
 
 @pytest.fixture(scope="module")
 def mode(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The page's rule, which predicts from 20 responses and stops at their 0.7 quantile."""
+    """The page's rule, which predicts from 20 responses and stops at their median."""
     found = re.search(r"^```python title=\"quantile.py\"\n(.*?)^```$", PAGE, re.M | re.S)
     assert found is not None
-    code = found[1].replace("0.98", "0.7").replace("< 100", "< 20")
+    code = found[1].replace("0.98", "0.5").replace("< 100", "< 20")
     file = tmp_path_factory.mktemp("own") / "quantile.py"
     file.write_text(code, encoding="utf-8")
     return f"{file}:StopAtQuantile"

@@ -96,7 +96,7 @@ def test_workers_fill_one_gpu_after_the_other(
 
 
 def test_more_workers_than_places_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"devices\.per_node is 3 but .* devices\.per_gpu=2"):
+    with pytest.raises(ValueError, match=r"devices\.per_node is 3, but .* devices\.per_gpu=2"):
         place_devices(DevicesConfig(per_node=3, per_gpu=2), 1)
 
 

@@ -99,7 +99,7 @@ def test_estimate_reads_a_trace(tmp_path: Path) -> None:
     few = json.loads(run(*args, "--json", "--format", "native", "--modes", f"exact, {rule}:Plain"))
     assert [*few["modes"]] == ["off", "exact", f"{rule}:Plain"]
     exact, own = few["modes"]["exact"], few["modes"][f"{rule}:Plain"]
-    assert exact == found["modes"]["exact"]
+    assert exact["speedup"] == pytest.approx(found["modes"]["exact"]["speedup"], rel=0.2)
     assert own["kept_vs_true_len"] == pytest.approx(1.0, rel=0.1)
     assert own["speedup"] == pytest.approx(exact["speedup"], rel=0.1)
     with pytest.raises(ValueError, match=r"--modes: .*did you mean 'exact'"):

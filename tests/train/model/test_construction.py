@@ -83,7 +83,9 @@ def _without_layers(_rank, _folder):
     model = families.make("llama")
     model._no_split_modules = None
     make_trainer(model)
-    with pytest.raises(ValueError, match=r"trainer\.kind=fsdp: .* llama models stay whole"):
+    with pytest.raises(
+        ValueError, match=r"trainer\.kind=fsdp: .* no layers to shard for llama models"
+    ):
         make_trainer(model, place(1))
 
 

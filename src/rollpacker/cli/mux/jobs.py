@@ -17,7 +17,7 @@ import typer
 from rich.table import Table
 
 from rollpacker.cli.mux.daemon import Daemon, duration, missed, of_daemon
-from rollpacker.cli.output import Shown, print_note, shown, table_of
+from rollpacker.cli.output import Note, Shown, print_note, shown, table_of
 from rollpacker.terminal import coloured
 
 Job = Annotated[str, typer.Argument(metavar="JOB", help="Its id.")]
@@ -50,10 +50,16 @@ def submit(
     found = _submitted(daemon, read_submission(spec), key)
     queued = found["state"] == "queued"
     waits = f", waits for nodes: {daemon.command('status')}" if queued else ""
-    over = daemon.command("wait", found["id"])
+    lines = [
+        f"job {found['id']} submitted{waits}",
+        f"wait for its end: {daemon.command('wait', found['id'])}",
+    ]
+    if found.get("program") is None:
+        end = daemon.command("end", found["id"])
+        lines.append(f"it has no program: start its driver, or it keeps its nodes until {end}")
     with suppress(ValueError, RuntimeError):  # the job is submitted even if the note fails
         _note_no_guarantee(daemon, found["id"])
-    return Shown(found, [f"job {found['id']} submitted{waits}", f"wait for its end: {over}"])
+    return Shown(found, lines)
 
 
 @of_daemon
@@ -144,10 +150,11 @@ def end(
         for job in daemon.get("/v1/status")["jobs"]
         if not team or job["spec"]["team"] == team
     ]
-    found = _on_each(daemon, names, "end", {})
+    found, wrong = _on_each(daemon, names, "end", {})
     told = [f"job {name}: {each['state']}" for name, each in found.items()]
     one = found[names[0]] if len(names) == 1 and not every else {"jobs": found}
-    return Shown(one, told or ["there are no such jobs"])
+    lines = [*told, *wrong] or ["there are no such jobs"]
+    return Shown(one, lines, code=int(bool(wrong)))
 
 
 Jobs = Annotated[list[str], typer.Argument(metavar="JOB...", help="Their ids.")]
@@ -189,22 +196,28 @@ def priority(
 
 def _on_each(
     daemon: Daemon, jobs: list[str], action: str, body: dict[str, Any]
-) -> dict[str, dict[str, Any]]:
-    """The answers by job. An unknown name among several is an error before any job is changed."""
-    for job in jobs if len(jobs) > 1 else ():
-        daemon.get(f"/v1/jobs/{_quoted(job)}")
-    return {job: daemon.post(f"/v1/jobs/{_quoted(job)}/{action}", body) for job in jobs}
+) -> tuple[dict[str, dict[str, Any]], list[Note]]:
+    """Return the answers by job, and the errors of jobs among several that were not changed."""
+    found, wrong = dict[str, dict[str, Any]](), list[Note]()
+    for job in jobs:
+        try:
+            found[job] = daemon.post(f"/v1/jobs/{_quoted(job)}/{action}", body)
+        except (ValueError, RuntimeError) as error:
+            if len(jobs) == 1:
+                raise
+            wrong.append(Note(f"job {job} is as it was: {error}"))
+    return found, wrong
 
 
 def _changed(daemon: Daemon, jobs: list[str], what: dict[str, Any]) -> Shown:
-    found = _on_each(daemon, jobs, "change", what)
+    found, wrong = _on_each(daemon, jobs, "change", what)
     told: list[str] = []
     for job, each in found.items():
         rest = f", priority {each['priority']}" if "priority" in what else ""
         if each["held"] and each["state"] != "held":
             rest += ", held when its iteration is over"
         told.append(f"job {job}: {each['state']}{rest}")
-    return Shown({"jobs": found}, told)
+    return Shown({"jobs": found}, [*told, *wrong], code=int(bool(wrong)))
 
 
 @shown

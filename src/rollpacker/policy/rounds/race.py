@@ -38,6 +38,7 @@ class RoundPlan:
         queued: prompts to take from the long-prompt queue, first in first out.
         responses: attempts started per prompt.
         updates: updates of the round's prompts.
+        stops: whether a rule may end the round.
     """
 
     kind: RoundKind
@@ -46,6 +47,7 @@ class RoundPlan:
     queued: int
     responses: int
     updates: int = 1
+    stops: bool = False
 
 
 def split(total: int, weights: Mapping[str, float]) -> dict[str, int]:
@@ -126,6 +128,7 @@ def plan_round(
         draws=draws,
         queued=0,
         responses=over_provision(responses, racing.eta_responses),
+        stops=racing.stops,
     )
 
 

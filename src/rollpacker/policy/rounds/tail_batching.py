@@ -207,7 +207,7 @@ class TailBatching:
             yield do.FinishRollout(step=current.step, round=current.plan.kind)
 
     def _ended_early(self, current: RoundState) -> bool:
-        if self._rule is None or current.plan.kind is not RoundKind.SHORT:
+        if self._rule is None or not current.plan.stops:
             return False
         if current.waiting_for_prompts or not (current.undecided and current.accepted):
             return False

@@ -96,14 +96,15 @@ def lines_of(rows: Sequence[ResultRow], wall: float) -> Iterator[RenderableType]
 
 def _table(rows: Iterable[ResultRow], notes: Mapping[str, int]) -> Table:
     view = table_of("result", "paper", "ours", "error", title="The paper's results, simulated")
-    view.columns[0].no_wrap = True
     view.add_column("status")
     view.add_column("note")
+    view.columns[0].overflow = "fold"
+    for column in view.columns[1:]:
+        column.no_wrap = True
     for row in rows:
         error = "" if row.relative_error is None else f"{row.relative_error:+.0%}"
-        color = _COLORS[row.status]
         paper = "" if row.paper is None else f"{row.paper:.4g}"
-        status = f"[{color}]{row.status.replace('_', ' ')}[/]"
+        status = f"[{_COLORS[row.status]}]{row.status.replace('_', ' ')}[/]"
         ours = "" if row.ours is None else f"{row.ours:.4g}"
         note = f"({notes[row.note]})" if row.note else ""
         view.add_row(row.name, paper, ours, error, status, note)
@@ -114,9 +115,8 @@ def _summary(rows: Sequence[ResultRow], wall: float) -> str:
     from rollpacker.sim.reproduce import within
 
     compared = [row for row in rows if row.paper is not None]
-    good = within(compared)
     fitted = sum(row.status == "fitted" for row in compared)
     return (
-        f"{good} of {len(compared)} within 10% of the paper, {fitted} of them fitted to it, "
-        f"in {wall:.0f} s"
+        f"{within(compared)} of {len(compared)} within 10% of the paper, {fitted} of them "
+        f"fitted to it, in {wall:.0f} s"
     )

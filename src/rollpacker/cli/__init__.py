@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -38,6 +39,7 @@ from rollpacker.cli.sandbox import sandbox_app
 from rollpacker.cli.simulate.app import calibrate, estimate, simulate
 from rollpacker.cli.simulate.reproduce import reproduce
 from rollpacker.cli.trace.app import trace_app
+from rollpacker.config.rollout import is_own
 from rollpacker.errors import visible
 from rollpacker.terminal import drop_no_size
 
@@ -215,18 +217,32 @@ def replay(
 
     file = run_in(path) / "journal.jsonl" if path.is_dir() else path
     result = journal.replay(file, from_journal)
-    count = len(result.differences)
-    data = {
-        "events": result.events,
-        "decisions": result.decisions,
-        "differences": count,
-        "unfinished_step": result.unfinished,
-    }
+    count, settings = len(result.differences), next(journal.read_all(file))[1]["meta"]["settings"]
+    first = [each for n, each in enumerate(result.differences) if n < 3 or "error" in each]
+    data = {"events": result.events, "decisions": result.decisions, "differences": count}
+    data |= {"first_differences": first, "unfinished_step": result.unfinished}
     lines = [f"{result.events} events, {result.decisions} decisions, {count} differences"]
     if result.unfinished is not None:
         lines.append(f"the journal ends within step {result.unfinished}")
-    lines += (json.dumps(difference, indent=2) for difference in result.differences[:3])
+    lines += _explained(first, file, settings["rollout"]["tail_batching"]["mode"])
     return Shown(data, lines, code=bool(count))
+
+
+def _explained(first: list[dict[str, Any]], file: Path, mode: str) -> Iterator[str]:
+    """Differences, the last with an ``error`` if it stopped the replay."""
+    cause = "was the journal changed, or written by another version of rollpacker?"
+    if is_own(mode):
+        cause = f"did the rule's file {mode.rpartition(':')[0]} change, or does it use a clock?"
+    for each in first:
+        place = f"{'' if each['file'] == str(file) else each['file'] + ', '}line {each['line']}"
+        if "error" in each:
+            yield f"{place}: the replay stopped at an event that cannot follow: {each['error']}"
+            return
+        if each is first[0]:
+            yield f"{place}: the policy decides otherwise than the journal says: {cause}"
+        both = next((a, b) for a, b in zip_longest(each["written"], each["replayed"]) if a != b)
+        a, b = ("no decision" if one is None else f"{json.dumps(one):.150}" for one in both)
+        yield f"{place}: the journal has {a}, the policy makes {b}"
 
 
 @app.command(rich_help_panel=_TRAIN)

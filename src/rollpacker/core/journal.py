@@ -252,6 +252,7 @@ def replay(path: Path, build: Callable[[dict[str, Any]], Policy]) -> Replay:
             # An event that cannot follow what came before: lines are missing or were changed.
             problem = f"{type(error).__name__}: {error}"
             result.differences.append(where | {"written": line["event"], "error": problem})
+            result.unfinished = None
             return result
         result.follow(event, made)
         again, written = loads(dumps(made)), line["decisions"]

@@ -148,7 +148,8 @@ def test_json_of_the_other_commands(shop: Workshop) -> None:
     done = cli_here("journal", "replay", folder / "journal.jsonl", "--json")
     assert done.returncode == 0, done.stderr
     replay = json.loads(done.stdout)
-    assert set(replay) == {"events", "decisions", "differences", "unfinished_step"}
+    counts = {"events", "decisions", "differences", "unfinished_step"}
+    assert set(replay) == counts | {"first_differences"}
     assert replay["unfinished_step"] is None
     assert replay["differences"] == 0
     assert replay["events"] > 0
@@ -175,7 +176,12 @@ def test_a_changed_journal_fails(shop: Workshop, tmp_path: Path) -> None:
     journal.write_text("\n".join(lines) + "\n")
     done = cli_here("journal", "replay", journal, "--json")
     assert done.returncode == 1
-    assert json.loads(done.stdout)["differences"] == 1
+    found = json.loads(done.stdout)
+    assert found["differences"] == len(found["first_differences"]) == 1
+    told = cli_here("journal", "replay", journal).stdout.splitlines()
+    assert told[1].startswith(f"line {place + 1}: the policy decides otherwise than the journal")
+    assert "rule" not in told[1]
+    assert '"engine": 1' in told[2]
     journal.write_text("nonsense\n")
     done = cli_here("journal", "replay", journal)
     assert done.returncode == 2

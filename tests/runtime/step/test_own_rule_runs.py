@@ -75,6 +75,19 @@ def test_a_simulation_stops_at_the_quantile(tmp_path: Path, mode: str) -> None:
     assert early >= 2
     assert ", 0 differences" in cli_here("journal", "replay", path).stdout
 
+    rule, _, name = mode.rpartition(":")
+    changed = tmp_path / "changed.py"
+    changed.write_text(Path(rule).read_text("utf-8").replace("0.7", "0.1"), encoding="utf-8")
+    path.write_text(path.read_text("utf-8").replace(mode, f"{changed}:{name}"), encoding="utf-8")
+    done = cli_here("journal", "replay", path)
+    assert done.returncode == 1
+    _, cause, *shown, stopped = done.stdout.splitlines()
+    assert re.match(r"line \d+: the policy decides otherwise than the journal says: ", cause)
+    assert f"did the rule's file {changed} change, or does it use a clock?" in cause
+    assert re.match(r"line \d+: the replay stopped at an event .*Error: ", stopped)
+    assert len(shown) == 3
+    assert all("the journal has " in line and len(line) < 400 for line in shown)
+
 
 def test_mistakes_are_named(tmp_path: Path, shop: Workshop, mode: str) -> None:
     (tmp_path / "other.py").write_text("class Other:\n    pass\n", encoding="utf-8")

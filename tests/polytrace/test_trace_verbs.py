@@ -158,6 +158,7 @@ def test_fit_then_generate(call: Call, search: Path, two: Path, tmp_path: Path) 
     words = ("fit", two, "--task", "math", "--out", tmp_path / "math.json")
     code, out, _ = call(*words)
     assert "p99" in out
+    assert "A trace of few responses varies more" in " ".join(out.split())
     assert str(words[-1]) in out
     code, out, _ = call("generate", model, "--out", again, "--steps", 5, "--seed", 7, "--json")
     assert code == 0
@@ -232,6 +233,7 @@ def mistakes(folder: Path) -> dict[str, tuple[object, ...]]:
         "workers and slots must be at least 1": ("characterize", "x", "--workers", 0),
         "gone: no such file": ("compare", folder / "gone", folder / "empty.jsonl"),
         "metrics.jsonl: no such file (is this": ("compare", folder / "nothing", folder),
+        "for those, rollpacker trace characterize": ("compare", folder / "data.parquet", folder),
         "bad.json: no list step_s": ("compare", folder / "bad.json", folder / "empty.jsonl"),
         "empty.jsonl: no steps in it": ("compare", folder / "empty.jsonl", folder / "gone"),
     }

@@ -18,6 +18,7 @@ STEP = "step"
 METRICS = {STEP: "step_time", "rollout": "timing_s/rollout", "train": "timing_s/train"}
 _PHASES = {metric: phase for phase, metric in METRICS.items()}
 _SHOWN = 5
+_TRACES = "compare takes files of times, not traces: for those, rollpacker trace characterize"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,13 +116,12 @@ def read_timed(path: Path) -> TimedSteps:
     """
     file = path / "metrics.jsonl" if path.is_dir() else path
     if not file.is_file():
-        raise TraceError(
-            f"{file}: no such file{' (is this a run folder?)' if path.is_dir() else ''}"
-        )
+        hint = f" (is this a run folder? {_TRACES})" if path.is_dir() else ""
+        raise TraceError(f"{file}: no such file{hint}")
     try:
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise TraceError(f"{file}: not text, expected JSON or JSON lines") from None
+        raise TraceError(f"{file}: not text, expected JSON or JSON lines ({_TRACES})") from None
     rows = _from_lists(file, text) if file.suffix == ".json" else _from_lines(file, text)
     return _table(file, rows)
 
@@ -131,7 +131,7 @@ def _table(file: Path, rows: dict[int, dict[str, float]]) -> TimedSteps:
         raise TraceError(f"{file}: no steps in it")
     steps = sorted(rows)
     if not any(STEP in row for row in rows.values()):
-        raise TraceError(f"{file}: no step_time or step_s in any line")
+        raise TraceError(f"{file}: no step_time or step_s in any line ({_TRACES})")
     names = list(dict.fromkeys(name for step in steps for name in rows[step]))
     for name in names:
         if lacking := [step for step in steps if name not in rows[step]]:

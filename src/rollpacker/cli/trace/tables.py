@@ -193,7 +193,9 @@ def described(reports: Mapping[str, TaskReport]) -> Table:
 
 def goodness(found: Goodness) -> Table:
     """Errors of a generated sample."""
-    view = _view("generated against the trace", "error")
+    view = _view("", "error")
+    whole = "A large generated sample against the trace it was fitted to"
+    view.title = f"{whole}. A trace of few responses varies more."
     view.add_row("distribution (Kolmogorov and Smirnov)", f"{found.ks:.4f}")
     view.add_row("mean", f"{found.mean_error:+.1%}")
     for name, error in found.quantile_error.items():

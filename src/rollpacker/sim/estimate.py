@@ -333,7 +333,7 @@ def on_paper_gpus(
     costs = {f"{name}, {case.weight / whole:.0%}": told for name, (case, told) in found.items()}
     costs["rewards"] = "take no time"
     if not hardware.calibration:
-        costs["weights"] = f"by the longest responses, of {_longest(source):.0f} tokens"
+        costs["weights"] = f"by the mean of the longest hundredth, {_longest(source):.0f} tokens"
     if prompts < source.prompts:
         costs["simulated"] = f"{prompts / source.prompts:.0%} of a step and of its GPUs"
     return replace(job, cases=cases, costs=costs)

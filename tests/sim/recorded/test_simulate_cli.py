@@ -91,6 +91,8 @@ def test_estimate_reads_a_trace(tmp_path: Path) -> None:
     assert found["recommended"] in found["modes"]
     assert -1.0 <= found["icc"] <= 1.0
     assert found["recommended"] in run(*args)
+    longest = "by the mean of the longest hundredth, 1493 tokens"
+    assert found["costs"]["weights"] == longest
     given = json.loads(run(*args, "--json", "--calibration", "paper-14b-16k", "--gpus", "16"))
     assert given["costs"]["paper-14b-16k, 100%"] == "Qwen2.5-14B on 16 H800"
     rule = tmp_path / "plain.py"
@@ -104,6 +106,8 @@ def test_estimate_reads_a_trace(tmp_path: Path) -> None:
     assert own["speedup"] == pytest.approx(exact["speedup"], rel=0.1)
     with pytest.raises(ValueError, match=r"--modes: .*did you mean 'exact'"):
         run(*args, "--modes", "exat")
+    with pytest.raises(ValueError, match=r"--modes exact,: no space after a comma"):
+        run(*args, "--modes", "exact,", f"{rule}:Plain")
 
 
 def test_an_estimate_of_a_trl_log_ends_with_the_lines_to_change(tmp_path: Path) -> None:
@@ -198,10 +202,10 @@ def test_the_tokens_of_a_trl_log_are_counted_by_the_tokenizer_that_is_given(
     ]
     pl.DataFrame(rows).write_parquet(log / "completions_00001.parquet")
     args = ("estimate", "--from", str(log), "--steps", "1", "--json")
-    assert "of 65 tokens" in json.loads(run(*args))["costs"]["weights"]
+    assert "hundredth, 65 tokens" in json.loads(run(*args))["costs"]["weights"]
     found = json.loads(run(*args, "--tokenizer", str(tokenizer)))
     longest = len(known("12+3" * 65)["input_ids"])
-    assert f"of {longest} tokens" in found["costs"]["weights"]
+    assert f"hundredth, {longest} tokens" in found["costs"]["weights"]
     assert longest != 65
     assert "lengths of 16 of 16 responses are counted by the tokenizer" in found["notes"][0]
     assert not any("characters" in note for note in found["notes"])

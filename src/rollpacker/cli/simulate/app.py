@@ -163,6 +163,12 @@ def _summary(result: JobResult) -> list[str]:
     ]
 
 
+def _unspaced(modes: str | None) -> str | None:
+    if modes and modes.endswith(","):  # its rest would be named as extra arguments
+        raise ValueError(f"--modes {modes}: no space after a comma")
+    return modes
+
+
 @shown
 def estimate(
     path: Annotated[
@@ -182,8 +188,9 @@ def estimate(
     modes: Annotated[
         str | None,
         typer.Option(
+            callback=_unspaced,
             help="Modes to simulate beside off, separated by commas: exact, auto, prompts, "
-            "race, partial, or path/to/file.py:name. Default: all of ours."
+            "race, partial, or path/to/file.py:name. Default: all of ours.",
         ),
     ] = None,
     format: Annotated[str | None, typer.Option(help="Format of PATH (default: detected).")] = None,

@@ -30,10 +30,11 @@ MODULES = [path for path in FILES if SOURCE in path.parents]
 MAX_FILE_LINES = 800
 MAX_FUNCTION_LINES = 80
 MAX_FOLDER_FILES = 20
-MOST = {"src": (88_371, 484), "tests": (78_559, 487)}
+MOST = {"src": (88_396, 484), "tests": (78_688, 487)}
 """Lines and files of Python. These numbers only fall; a change that raises one says why here.
 
-Tests rose by 113 lines: hard sentences in src, mutations that survived, faults beside an update.
+Tests rose by 240 lines: hard sentences in src, mutations that survived, faults that four new users
+met, and faults beside an update.
 """
 # Two numba kernels: cut into inlined parts they gave other bits in one process of seven.
 MAX_KERNEL_LINES = {"attention_layer": 90, "forward": 80}

@@ -13,8 +13,8 @@ from pages import ROOT
 MOST = {"long": 1, "opening": 1, "head": 0, "semicolon": 2, "private": 0}
 """Counts of today. A page that gets better lowers them here."""
 MOST_IN_SRC = {
-    "docstring": {"long": 5, "opening": 15, "semicolon": 19, "private": 2},
-    "message": {"long": 9, "opening": 0, "semicolon": 70, "private": 3},
+    "docstring": {"long": 4, "opening": 15, "semicolon": 19, "private": 2},
+    "message": {"long": 8, "opening": 0, "semicolon": 66, "private": 3},
 }
 """The same of src: docstrings, and all other texts."""
 GENERATED = ("config", "simulation", "mux_api", "index")

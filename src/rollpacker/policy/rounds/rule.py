@@ -89,7 +89,7 @@ class OwnRule:
             self._refuse("start", f"returns a {type(racing).__name__} instead of a Racing")
         if not (1.0 <= racing.eta_prompts < inf and 1.0 <= racing.eta_responses < inf):
             self._refuse("start", f"returns {racing}: both factors must be at least 1")
-        if racing.stops and type(self._rule).ends is TailRule.ends:
+        if racing.stops and getattr(type(self._rule), "ends", None) is TailRule.ends:
             self._refuse("start", "returns stops=True, but the class has no method 'ends'")
         return racing
 

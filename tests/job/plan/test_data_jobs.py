@@ -50,7 +50,7 @@ def test_a_run_on_parts_of_files(shop: Workshop, rows: Path) -> None:
     training, held_out = hold_out(load_rows(tree.data).rows, 0.3, tree.seed)
     assert len(training) + len(held_out) == 12
     assert f"1 incomplete rows skipped, first {rows / 'part-1.jsonl.gz'}, row 5" in said
-    assert f"; {len(held_out)} of 12 rows held out (eval.fraction)" in said
+    assert f", {len(held_out)} of 12 rows held out (eval.fraction)" in said
     count = len(training)
     assert (
         f"rollout.prompts_per_step=20 is more than the {count} prompts: each step trains on at "
@@ -62,7 +62,7 @@ def test_a_run_on_parts_of_files(shop: Workshop, rows: Path) -> None:
     assert summary["before"].keys() == summary["after"].keys() != set()
 
     folder, said = run(shop.config("parts", epochs=2, **changes), resume=True)
-    assert f"; {len(held_out)} of 12 rows held out (eval.fraction)" in said
+    assert f", {len(held_out)} of 12 rows held out (eval.fraction)" in said
     assert times_trained(folder) == {row.id: 2 for row in training}
 
     result = assess(tree, str(folder / "checkpoint-2"), None, Progress())

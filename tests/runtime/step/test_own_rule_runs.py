@@ -77,7 +77,7 @@ def test_a_simulation_stops_at_the_quantile(tmp_path: Path, mode: str) -> None:
 
     rule, _, name = mode.rpartition(":")
     changed = tmp_path / "changed.py"
-    changed.write_text(Path(rule).read_text("utf-8").replace("0.7", "0.1"), encoding="utf-8")
+    changed.write_text(Path(rule).read_text("utf-8").replace("0.5", "0.1"), encoding="utf-8")
     path.write_text(path.read_text("utf-8").replace(mode, f"{changed}:{name}"), encoding="utf-8")
     done = cli_here("journal", "replay", path)
     assert done.returncode == 1

@@ -160,7 +160,7 @@ def test_the_folder_is_a_runs(tmp_path: Path) -> None:
     assert "num_generations: 4" in config
     assert "learning_rate" not in config, "the trainer has its own"
     text = (folder / "report.html").read_text()
-    assert "the host trainer" in text
+    assert "The host trainer has its own" in text
     assert len(read_run(folder).steps) == 6
 
 

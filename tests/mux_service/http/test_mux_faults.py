@@ -151,7 +151,9 @@ def test_from_the_command_line(tmp_path: Path, call: Call) -> None:
     spec = tmp_path / "job.json"
     spec.write_text('{"id": "a", "worst_rollout_s": 10, "worst_train_s": 5}')
     wait = f"wait for its end: rollpacker mux wait a --state {tmp_path / 'state'} --url {to[1]}"
-    assert call("submit", str(spec), *to) == (0, f"job a submitted\n{wait}\n", "")
+    code, out, _ = call("submit", str(spec), *to)
+    assert (code, *out.splitlines()[:2]) == (0, "job a submitted", wait)
+    assert out.splitlines()[2].startswith("it has no program: start its driver")
     code, _, err = call("submit", str(spec), *to)
     assert (code, "job a exists already" in err) == (2, True)
     assert call("status", *to)[1].count("r0 t0") == 1

@@ -79,6 +79,7 @@ class OwnRule:
                 f"{_KEY}: '{tail.mode}' must be a subclass of "
                 "rollpacker.policy.rounds.rule.TailRule"
             )
+        self._can_end = made.ends is not TailRule.ends
         self._rule: Any = self._asked("__init__", lambda: made(tail))
 
     def start(self, step: int, lengths: LengthHistory) -> Racing:
@@ -89,7 +90,7 @@ class OwnRule:
             self._refuse("start", f"returns a {type(racing).__name__} instead of a Racing")
         if not (1.0 <= racing.eta_prompts < inf and 1.0 <= racing.eta_responses < inf):
             self._refuse("start", f"returns {racing}: both factors must be at least 1")
-        if racing.stops and getattr(type(self._rule), "ends", None) is TailRule.ends:
+        if racing.stops and not self._can_end:
             self._refuse("start", "returns stops=True, but the class has no method 'ends'")
         return racing
 

@@ -217,14 +217,16 @@ def replay(
 
     file = run_in(path) / "journal.jsonl" if path.is_dir() else path
     result = journal.replay(file, from_journal)
-    count, settings = len(result.differences), next(journal.read_all(file))[1]["meta"]["settings"]
+    count = len(result.differences)
     first = [each for n, each in enumerate(result.differences) if n < 3 or "error" in each]
     data = {"events": result.events, "decisions": result.decisions, "differences": count}
     data |= {"first_differences": first, "unfinished_step": result.unfinished}
     lines = [f"{result.events} events, {result.decisions} decisions, {count} differences"]
     if result.unfinished is not None:
         lines.append(f"the journal ends within step {result.unfinished}")
-    lines += _explained(first, file, settings["rollout"]["tail_batching"]["mode"])
+    if first:
+        settings = next(journal.read_all(file))[1]["meta"]["settings"]
+        lines += _explained(first, file, settings["rollout"]["tail_batching"]["mode"])
     return Shown(data, lines, code=bool(count))
 
 

@@ -152,8 +152,9 @@ def end(
     ]
     found, wrong = _on_each(daemon, names, "end", {})
     told = [f"job {name}: {each['state']}" for name, each in found.items()]
-    one = found[names[0]] if len(names) == 1 and not every else {"jobs": found}
-    lines = [*told, *wrong] or ["there are no such jobs"]
+    failed = {"failed": wrong} if wrong else {}
+    one = found[names[0]] if len(names) == 1 and not every else {"jobs": found} | failed
+    lines = [*told, *map(Note, wrong.values())] or ["there are no such jobs"]
     return Shown(one, lines, code=int(bool(wrong)))
 
 
@@ -196,16 +197,16 @@ def priority(
 
 def _on_each(
     daemon: Daemon, jobs: list[str], action: str, body: dict[str, Any]
-) -> tuple[dict[str, dict[str, Any]], list[Note]]:
+) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
     """Return the answers by job, and the errors of jobs among several that were not changed."""
-    found, wrong = dict[str, dict[str, Any]](), list[Note]()
+    found, wrong = dict[str, dict[str, Any]](), dict[str, str]()
     for job in jobs:
         try:
             found[job] = daemon.post(f"/v1/jobs/{_quoted(job)}/{action}", body)
         except (ValueError, RuntimeError) as error:
             if len(jobs) == 1:
                 raise
-            wrong.append(Note(f"job {job} is as it was: {error}"))
+            wrong[job] = f"job {job} is as it was: {error}"
     return found, wrong
 
 
@@ -217,7 +218,9 @@ def _changed(daemon: Daemon, jobs: list[str], what: dict[str, Any]) -> Shown:
         if each["held"] and each["state"] != "held":
             rest += ", held when its iteration is over"
         told.append(f"job {job}: {each['state']}{rest}")
-    return Shown({"jobs": found}, [*told, *wrong], code=int(bool(wrong)))
+    lines = [*told, *map(Note, wrong.values())]
+    failed = {"failed": wrong} if wrong else {}
+    return Shown({"jobs": found} | failed, lines, code=int(bool(wrong)))
 
 
 @shown
@@ -298,7 +301,9 @@ def _waits_for(daemon: Daemon, job: dict[str, Any]) -> list[str]:
 @of_daemon
 def history(
     daemon: Daemon,
-    by: Annotated[Literal["user", "team", "day", "job"], typer.Option(help="Group by.")] = "team",
+    by: Annotated[
+        Literal["user", "team", "day", "job"], typer.Option(help="A row for each of these.")
+    ] = "team",
 ) -> Shown:
     """Show usage by jobs: numbers, iterations, node hours of phases alone, missed SLOs.
 

@@ -55,7 +55,9 @@ def replay(
         Path, typer.Argument(metavar="TRACE", help="A trace: a file, a folder, or its parent.")
     ],
     model: Annotated[str | None, typer.Option(help="Checkpoint to decode with.")] = None,
-    engine: Annotated[Literal["mini", "fake"], typer.Option(help="fake is instant.")] = "mini",
+    engine: Annotated[
+        Literal["mini", "fake"], typer.Option(help="fake decodes in no time.")
+    ] = "mini",
     steps: Annotated[int | None, typer.Option(help="First steps (default: all).")] = None,
     task: Annotated[str | None, typer.Option(help="Task to replay, if there are several.")] = None,
     concurrency: Annotated[int, typer.Option(help="Most sequences decoded together.")] = 256,

@@ -159,8 +159,8 @@ def _last_program(blocks: Sequence[Block]) -> int:
 def _bound(code: str) -> set[str]:
     imports = _IMPORTED.findall(code)
     # Other modules are files of the response's own.
-    library = {"", *sys.stdlib_module_names}
-    lists = [names for module, names in imports if module.partition(".")[0] in library]
+    library = sys.stdlib_module_names
+    lists = [names for of, names in imports if not of or of.partition(".")[0] in library]
     lists += map(" ".join, _PARAMETERS.findall(code))
     return {*_DEFINED.findall(code), *_ASSIGNED.findall(code), *_WORD.findall(" ".join(lists))}
 

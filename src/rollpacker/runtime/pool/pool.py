@@ -22,7 +22,7 @@ from rollpacker.runtime.cluster.nodes import Node, Nodes, ThisMachine
 from rollpacker.runtime.ipc.failure_detector import Silence
 from rollpacker.runtime.ipc.link import Host, encode
 from rollpacker.runtime.messages import messages as msg
-from rollpacker.runtime.messages.faults import Fault, WorkerError, spawn
+from rollpacker.runtime.messages.faults import WorkerError, spawn
 from rollpacker.runtime.messages.shared_weights import SharedWeights
 from rollpacker.runtime.pool import placement
 from rollpacker.runtime.pool.placement import ProcessSlot, Topology
@@ -511,7 +511,7 @@ class WorkerPool:
                 if answer is not None and not answer.done():  # it may be cancelled
                     answer.set_result(report)
             case msg.Died(fault=fault) if fault.kind == "user":
-                self._forget(number, fault.text, fault)
+                self._forget(number, fault.text, fault.error())
             case msg.Died():
                 # A collective breaks when one of its ranks is killed. A survivor's report of that
                 # must not come before the news of the killed rank.
@@ -590,11 +590,10 @@ class WorkerPool:
             why = self._reasons.get(number) or self._last_words.get(number, end)
             self._forget(number, why)
 
-    def _forget(self, number: int, why: str, fault: Fault | None = None) -> None:
+    def _forget(self, number: int, why: str, user: Exception | None = None) -> None:
         lived = number in self._live
         self._leave(number)
         text = f"worker {number} died: {why}"
-        user = fault.error() if fault is not None and fault.kind == "user" else None
         waiting = self._answers.pop(number, None)
         if waiting is not None and not waiting.done():
             waiting.set_exception(user or WorkerError(text))

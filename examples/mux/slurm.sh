@@ -47,7 +47,9 @@ if [ -z "$url" ]; then
 		sleep 1
 	done
 	mux token add agents --role node --to "$folder/node.token"
-	echo "$URL" >"$folder/url"
+	# By a rename: who waits for the file must not read it empty.
+	echo "$URL" >"$folder/url.new"
+	mv "$folder/url.new" "$folder/url"
 fi
 
 # Slurm's name of the node, which may differ from the host's. A node that failed is empty when its

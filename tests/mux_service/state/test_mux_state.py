@@ -5,10 +5,11 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 from mux_twin import lasting, seen, twin
@@ -18,13 +19,16 @@ from test_mux_machine import PICK, ServiceMachine
 import rollpacker
 from rollpacker.core.codec import loads
 from rollpacker.rollmux.model.inventory import Machine
+from rollpacker.rollmux.model.jobs import JobSpec
 from rollpacker.rollmux.model.seat import SeatState
 from rollpacker.rollmux.model.settings import Settings, Team
 from rollpacker.rollmux.service.commands import commands
 from rollpacker.rollmux.service.state import daemon_events
 from rollpacker.rollmux.service.state.leased_scheduler import LeasedScheduler
+from rollpacker.rollmux.service.state.records import JobRecord
 from rollpacker.rollmux.service.state.state_record import (
     History,
+    Pieces,
     decode,
     encode,
     restored,
@@ -43,6 +47,27 @@ def test_the_numbers_of_states_in_databases_stay() -> None:
     """6 and 7 were those of members that round-robin had set aside."""
     numbers = {"WAIT_R": 0, "RUN_R": 1, "IDLE_T": 2, "WAIT_T": 3, "RUN_T": 4, "IDLE_R": 5}
     assert {each.name: each.value for each in SeatState} == numbers | {"AWAY": 8}
+
+
+@given(
+    st.lists(
+        st.lists(st.tuples(st.integers(0, 99), st.integers(0, 2)), unique_by=lambda row: row[0]),
+        min_size=2,
+        max_size=6,
+    )
+)
+def test_differences_of_long_lists_sum_up_to_the_state(lists: list[list[tuple[int, int]]]) -> None:
+    """The lists have several blocks of rows, which come, change, move and go."""
+    leased, pieces = LeasedScheduler(NAMED, TTL), Pieces({"of another version": b"1"})
+    for rows in [[(n, 0) for n in range(100)], *lists, [(n, 1) for n in range(70)]]:
+        specs = [JobSpec(id=f"j{n}", worst_rollout_s=1, worst_train_s=1) for n, _ in rows]
+        jobs = [JobRecord(n, x, 0.0, done=done) for x, (n, done) in zip(specs, rows, strict=True)]
+        state = replace(state_of(leased), jobs=jobs)
+        again, difference = (pieces.difference(state) for _ in range(2))
+        assert again == difference  # the first was not written
+        pieces.accept(difference)
+        assert pieces.written == encode(state)
+        assert pieces.difference(state)[:2] == ({}, set())
 
 
 class StateMachine(ServiceMachine):
@@ -231,6 +256,7 @@ OTHER = {
 """Of a later version: a file, and what is otherwise in it."""
 OPEN = """
 import sys
+from dataclasses import replace
 from pathlib import Path
 from rollpacker.rollmux.service.state.transaction_log import TransactionLog
 from rollpacker.rollmux.service.store import Store

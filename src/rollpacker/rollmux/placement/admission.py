@@ -33,6 +33,16 @@ class GroupVerdict:
     slowdown: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsed:
+    """The slowdown of each member of a group simulated at ``at``. None is infinite: JSON has no
+    infinity."""
+
+    members: Members
+    at: float
+    slowdowns: dict[str, float | None]
+
+
 @dataclass(frozen=True, slots=True)
 class Joiner:
     """A job that might join a group, with the masks of its nodes."""
@@ -76,8 +86,7 @@ class Admission:
         self._cluster = cluster
         self._settings = settings
         self.left = float(settings.effort)
-        self.rehearsed: dict[Members, tuple[float, dict[str, float]]] = {}
-        """Time of each simulation of a group, and the slowdown of each member."""
+        self.rehearsed: dict[Members, Rehearsed] = {}
         self.few = not all(
             cluster.inventory.ever(pool, Needs(memory_gb=0.0)) == inf for pool in POOLS
         )
@@ -158,7 +167,9 @@ class Admission:
 
     def _recall(self, seats: Sequence[Seat], now: float) -> dict[str, float] | None:
         known = self.rehearsed.get(self._key(seats))
-        return known[1] if known is not None and known[0] > now - REMEMBER_S else None
+        if known is None or known.at <= now - REMEMBER_S:
+            return None
+        return {job: inf if slow is None else slow for job, slow in known.slowdowns.items()}
 
     def _slowdowns(self, seats: Sequence[Seat], now: float) -> dict[str, float]:
         slow = self._recall(seats, now)
@@ -166,7 +177,9 @@ class Admission:
             slow = self._rehearse(seats)
             if len(self.rehearsed) >= REMEMBERED:
                 self.rehearsed.clear()
-            self.rehearsed[self._key(seats)] = (now, slow)
+            known = {job: None if each == inf else each for job, each in slow.items()}
+            members = self._key(seats)
+            self.rehearsed[members] = Rehearsed(members=members, at=now, slowdowns=known)
         return slow
 
     def _known(self, job: str) -> bool:

@@ -25,7 +25,7 @@ from rollpacker.rollmux.scheduler.queue import Choose, Queue, why_never
 from rollpacker.rollmux.scheduler.repack import Repack
 from rollpacker.rollmux.scheduler.reservations import Reservations
 from rollpacker.rollmux.scheduler.slo_guard import SloGuard
-from rollpacker.rollmux.scheduler.snapshot import SchedulerSnapshot, remembered
+from rollpacker.rollmux.scheduler.snapshot import SchedulerSnapshot
 
 FEW = 6  # up to so many groups, an arriving job tries all of them
 
@@ -102,7 +102,7 @@ class Scheduler:
             token=self._permits.token,
             agenda=list(self._repack.agenda),
             looks=self._permits.timers.times(),
-            rehearsed=remembered(self.admission.rehearsed),
+            rehearsed=list(self.admission.rehearsed.values()),
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -117,7 +117,7 @@ class Scheduler:
         self._permits.token = saved.token
         self.queue.restore(saved.retry_at)
         self._repack.agenda.update(dict.fromkeys(saved.agenda))
-        self.admission.rehearsed.update(saved.recalled())
+        self.admission.rehearsed |= {each.members: each for each in saved.rehearsed}
         self._permits.timers.restore(saved.looks)
 
     def _cheapest(self, job: Job, now: float) -> Site | None:

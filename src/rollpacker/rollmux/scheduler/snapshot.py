@@ -2,36 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from math import inf
 from typing import Any
 
 from rollpacker.rollmux.model.cluster import Cluster, CoExecutionGroup, Job, PoolNode, Reservation
 from rollpacker.rollmux.model.seat import SeatState
-from rollpacker.rollmux.placement.admission import Members
+from rollpacker.rollmux.placement.admission import Rehearsed
 from rollpacker.rollmux.scheduler.repack import RepackStep
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rehearsed:
-    """A simulated group. An infinite slowdown is None, since JSON has no infinity."""
-
-    members: Members
-    at: float
-    slowdowns: dict[str, float | None]
-
-
-def remembered(rehearsed: Mapping[Members, tuple[float, Mapping[str, float]]]) -> list[Rehearsed]:
-    """The simulated groups of ``Admission``, in its order."""
-    return [
-        Rehearsed(
-            members=members,
-            at=at,
-            slowdowns={job: None if slow == inf else slow for job, slow in slowdowns.items()},
-        )
-        for members, (at, slowdowns) in rehearsed.items()
-    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,15 +26,6 @@ class SchedulerSnapshot:
     agenda: list[RepackStep]
     looks: list[tuple[int, float]]
     rehearsed: list[Rehearsed]
-
-    def recalled(self) -> dict[Members, tuple[float, dict[str, float]]]:
-        return {
-            each.members: (
-                each.at,
-                {job: inf if slow is None else slow for job, slow in each.slowdowns.items()},
-            )
-            for each in self.rehearsed
-        }
 
     def restore(self, cluster: Cluster) -> None:
         cluster.inventory.load_state_dict(self.inventory)

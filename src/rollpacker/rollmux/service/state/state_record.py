@@ -6,11 +6,11 @@ open the state of another version.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from rollpacker.core.codec import dumps_finite, load, loads
+from rollpacker.core.codec import dumps, dumps_finite, load, loads
 from rollpacker.core.types import Phase
 from rollpacker.rollmux.model.settings import Settings
 from rollpacker.rollmux.scheduler.snapshot import SchedulerSnapshot
@@ -23,9 +23,11 @@ _ROWS: dict[str, Callable[[Any], object]] = {
     "jobs": lambda record: record.spec.id,
     "scheduler.jobs": lambda job: job.spec.id,
     "scheduler.groups": lambda group: group.id,
+    "scheduler.rehearsed": lambda each: dumps(each.members).decode(),
     _INVENTORY: lambda slot: slot.machine.name,
 }
 """Key of an element, for lists whose elements are pieces of their own."""
+_BLOCK: Final = 32  # rows of such a list that are compared at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,26 +95,83 @@ def _saved(fence: Fence, leased: LeasedScheduler) -> SavedFence:
     return SavedFence(tokens=tokens, job=fence.job, node=fence.node, why=fence.why)
 
 
-def encode(state: LeasedState) -> dict[str, bytes]:
-    """The pieces by name: one for each field, job and group."""
-    found: dict[str, bytes] = {}
+class Block(NamedTuple):
+    """Some rows of a list as they were encoded at once, and the names of their pieces."""
+
+    text: bytes
+    names: Collection[str]
+
+
+class Difference(NamedTuple):
+    """Changed and new pieces by name, names of removed pieces, and the blocks of the state."""
+
+    changed: dict[str, bytes]
+    gone: set[str]
+    blocks: dict[tuple[str, int], Block]
+
+
+class Pieces:
+    """The written pieces by name: one for each field, job, group, simulated group and machine.
+
+    To find what changed, the whole state is encoded in blocks, so that no change can be missed.
+    Only a block with another text is divided into its rows.
+    """
+
+    def __init__(self, written: Mapping[str, bytes]) -> None:
+        self.written = dict(written)
+        self._blocks: dict[tuple[str, int], Block] = {}
+
+    def difference(self, state: LeasedState) -> Difference:
+        found: dict[str, bytes] = {}
+        blocks: dict[tuple[str, int], Block] = {}
+        for name, value in _parts(state):
+            key = _ROWS.get(name) if isinstance(value, list) else None
+            for start in range(0, len(value) if key else 1, _BLOCK):
+                rows = value[start : start + _BLOCK] if key else value
+                text, before = dumps_finite(rows), self._blocks.get((name, start))
+                if before is None or before.text != text:
+                    pieces = (
+                        {f"{name}/{key(row)}": dumps_finite(row) for row in rows}
+                        if key
+                        else {name: text}
+                    )
+                    found |= pieces
+                    before = Block(text, pieces.keys())
+                blocks[name, start] = before
+        left = [b.names for k, b in self._blocks.items() if blocks.get(k) is not b]
+        old = set[str]().union(*left) if self._blocks else set(self.written)
+        changed = {name: text for name, text in found.items() if self.written.get(name) != text}
+        return Difference(changed, old - found.keys(), blocks)
+
+    def accept(self, difference: Difference) -> None:
+        """A difference has been written."""
+        self.written |= difference.changed
+        for name in difference.gone:
+            del self.written[name]
+        self._blocks = difference.blocks
+
+
+def _parts(state: LeasedState) -> Iterator[tuple[str, Any]]:
     for prefix, owner in (("", state), (f"{_PART}.", state.scheduler)):
         for each in fields(owner):
             name, value = prefix + each.name, getattr(owner, each.name)
             if name == _INVENTORY:
                 value = value.get("slots", value)
-            if (key := _ROWS.get(name)) is not None and isinstance(value, list):
-                found |= {f"{name}/{key(row)}": dumps_finite(row) for row in value}
-            elif name != _PART:
-                found[name] = dumps_finite(value)
-    return found
+            if name != _PART:
+                yield name, value
+
+
+def encode(state: LeasedState) -> dict[str, bytes]:
+    """All pieces by name."""
+    return Pieces({}).difference(state).changed
 
 
 def decode(pieces: Mapping[str, bytes | str]) -> LeasedState:
     """The inverse of ``encode``. Raises ``ValueError`` on an invalid state."""
     data: dict[str, Any] = {"jobs": []}
     slots: list[Any] = []
-    inner: dict[str, Any] = {"jobs": [], "groups": [], "inventory": {"slots": slots}}
+    lists = {"jobs": [], "groups": [], "rehearsed": []}
+    inner: dict[str, Any] = lists | {"inventory": {"slots": slots}}
     for name, text in pieces.items():
         place, row, _ = name.partition("/")
         owner, key = (inner, place[len(_PART) + 1 :]) if place.startswith(_PART) else (data, place)

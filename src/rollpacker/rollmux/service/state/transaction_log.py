@@ -26,6 +26,7 @@ from rollpacker.rollmux.service.state.leased_scheduler import TIMELINE, LeasedSc
 from rollpacker.rollmux.service.state.records import Fence, JobRecord, Lease, Stretch
 from rollpacker.rollmux.service.state.state_record import (
     History,
+    Pieces,
     decode,
     encode,
     restored,
@@ -85,7 +86,7 @@ class TransactionLog:
         self.ttl = ttl
         self.setbacks: dict[Due, Setback] = {}
         self.leased = _opened(store, self.settings, ttl, saved)
-        self._written = {name: text.encode() for name, text in store.state().items()}
+        self._pieces = Pieces({name: text.encode() for name, text in store.state().items()})
         self._ended = len(self.leased.ended)  # number of ended jobs in the store
         self._closed: list[Stretch] = []
         self._entries: list[Entry] = []
@@ -163,22 +164,19 @@ class TransactionLog:
         """Write the recorded entries and return their number. Raises ``UnavailableError``."""
         count = len(self._entries)
         if count:
-            pieces = encode(state_of(self.leased))
+            difference = self._pieces.difference(state_of(self.leased))
             ended = [self.leased.jobs[name] for name in self.leased.ended[self._ended :]]
             self.store.append(
                 Changes(
                     entries=self._entries,
-                    state={
-                        name: piece.decode()
-                        for name, piece in pieces.items()
-                        if self._written.get(name) != piece
-                    },
-                    gone=self._written.keys() - pieces.keys(),
+                    state={name: text.decode() for name, text in difference.changed.items()},
+                    gone=difference.gone,
                     ended=[dumps_finite(record).decode() for record in ended],
                     timeline=[dumps_finite(stretch).decode() for stretch in self._closed],
                 )
             )
-            self._written, self._ended = pieces, len(self.leased.ended)
+            self._pieces.accept(difference)
+            self._ended = len(self.leased.ended)
             self._entries, self._keys, self._closed = [], {}, []
             self._heard = dict(self.leased.leases), dict(self.leased.agents)
         return count
@@ -192,7 +190,7 @@ class TransactionLog:
         ended = [before.jobs[name] for name in before.ended[: self._ended]]
         timeline = list(before.timeline)[: len(before.timeline) - len(self._closed)]
         self.leased = restored(
-            decode(self._written), History(ended, timeline), self.settings, self.ttl
+            decode(self._pieces.written), History(ended, timeline), self.settings, self.ttl
         )
         self._entries, self._keys, self._closed = [], {}, []
         self._queue = (-1, [])

@@ -30,7 +30,7 @@ MODULES = [path for path in FILES if SOURCE in path.parents]
 MAX_FILE_LINES = 800
 MAX_FUNCTION_LINES = 80
 MAX_FOLDER_FILES = 20
-MOST = {"src": (88_405, 484), "tests": (78_693, 487)}
+MOST = {"src": (88_405, 484), "tests": (78_692, 486)}
 """Lines and files of Python. These numbers only fall; a change that raises one says why here.
 
 Tests rose by 240 lines: hard sentences in src, mutations that survived, faults that four new users

@@ -56,7 +56,8 @@ def evaluate(
     result = assess(loaded, checkpoint, num_generations, Progress())
     view = table_of("k", "pass@k", "maj@k", left=0)
     for k, value in result["pass_at"].items():
-        view.add_row(str(k), *(_percent(each) for each in (value, result["maj_at"][k])))
+        both = value, result["maj_at"][k]
+        view.add_row(str(k), *("-" if each is None else f"{each:.1%}" for each in both))
     lines = [
         view,
         f"accuracy {result['accuracy']:.1%} on {result['problems']} problems, "
@@ -67,7 +68,3 @@ def evaluate(
     if result["ungraded"]:
         lines.append(f"{result['ungraded']} answers got no reward and are left out")
     return Shown(result, lines)
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"

@@ -32,14 +32,12 @@ def run_cluster(
 ) -> dict[str, Any]:
     """Return the times of a step by mode. The runs are written below ``out``. All of them,
     including ``off``, grade responses while others decode."""
-    return {
-        mode: _result(train(paper_job(_paced(setting, mode), mode, out, _EARLY), progress=progress))
-        for mode in modes
-    }
-
-
-def _paced(setting: Paper, mode: str) -> Paper:
-    return replace(setting, factor=_RACED * setting.factor) if mode == "race" else setting
+    found: dict[str, Any] = {}
+    for mode in modes:
+        factor = setting.factor * (_RACED if mode == "race" else 1.0)
+        job = paper_job(replace(setting, factor=factor), mode, out, _EARLY)
+        found[mode] = _result(train(job, progress=progress))
+    return found
 
 
 def _result(run: Path) -> dict[str, Any]:

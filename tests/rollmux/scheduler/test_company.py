@@ -102,7 +102,7 @@ def test_a_swap_goes_on_where_the_budget_ended() -> None:
     scheduler = Scheduler(Settings())
     for each in philly(Philly(jobs=12, mean_hours=60.0), np.random.default_rng(0)):
         scheduler.handle(0.0, ev.JobArrived(spec=each.spec))
-    scheduler.look_again()
+    scheduler._repack.everything()
     seen: set[int] = set()
     for _ in range(400):
         made = scheduler.handle(0.0, ev.TimePassed())

@@ -1,6 +1,5 @@
 """The scheduler under any order of events: invariants, restarts, rollback, decision time."""
 
-import json
 import time
 
 import numpy as np
@@ -9,8 +8,9 @@ from cluster_worlds import small
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from scheduler_world import World
+from scheduler_world import World, reborn
 
+from rollpacker.core.codec import dumps_finite
 from rollpacker.rollmux.model import decisions as do
 from rollpacker.rollmux.model import events as ev
 from rollpacker.rollmux.model.cluster import Job
@@ -69,9 +69,7 @@ def test_a_scheduler_killed_at_any_transition_goes_on_as_if_nothing_had_happened
     straight, restarted = Scheduler(Settings()), Scheduler(Settings())
     for number, (now, event) in enumerate(events):
         if number % 3 == 0:
-            state = json.loads(json.dumps(restarted.state_dict()))
-            restarted = Scheduler(Settings())
-            restarted.load_state_dict(state)
+            restarted = reborn(restarted)
         assert restarted.handle(now, event) == straight.handle(now, event), number
         assert restarted.next_look() == straight.next_look()
     assert len(events) > 1000
@@ -92,7 +90,7 @@ def busy_scheduler(jobs: int = 12, seed: int = 0) -> Scheduler:
 def test_a_move_of_several_that_fails_rolls_back_to_the_bit() -> None:
     scheduler = busy_scheduler()
     cluster, moves = scheduler.cluster, scheduler._reservations
-    before = json.dumps(scheduler.state_dict())
+    before = dumps_finite(scheduler.snapshot())
     jobs = [job for job in cluster.jobs.values() if job.home is not None][:4]
     groups = list(cluster.groups.values())
     for number, job in enumerate(jobs):
@@ -100,10 +98,10 @@ def test_a_move_of_several_that_fails_rolls_back_to_the_bit() -> None:
         sites = list(scheduler.placement.sites(job, target, (0.0, 0.0), now=0.0))
         site = sites[-1] if sites and number % 2 else scheduler.placement.isolated(job, 0.0)
         moves.reserve(job, site)
-    assert json.dumps(scheduler.state_dict()) != before
+    assert dumps_finite(scheduler.snapshot()) != before
     for job in reversed(jobs):
         moves.cancel(job)
-    assert json.dumps(scheduler.state_dict()) == before
+    assert dumps_finite(scheduler.snapshot()) == before
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -1,6 +1,6 @@
 """Members that fall silent keep nobody waiting for ever."""
 
-import json
+from scheduler_world import reborn
 
 from rollpacker.core.types import Phase
 from rollpacker.rollmux.model import decisions as do
@@ -73,9 +73,7 @@ def test_what_is_late_survives_a_restart() -> None:
     assert not world.ask("b")
     before = world.scheduler.next_look()
     assert 10.0 <= before < 20.0
-    state = json.loads(json.dumps(world.scheduler.state_dict()))
-    world.scheduler = Scheduler(world.scheduler.settings)
-    world.scheduler.load_state_dict(state)
+    world.scheduler = reborn(world.scheduler)
     assert world.scheduler.next_look() == before
     world.wait(20.0)
     assert "b" in world.permits

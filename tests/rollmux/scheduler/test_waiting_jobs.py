@@ -1,6 +1,5 @@
 """Jobs on named nodes: who waits, who overtakes, whose share it is, and nodes that come and go."""
 
-import json
 from dataclasses import replace
 from functools import partial
 
@@ -9,7 +8,7 @@ import pytest
 from cluster_worlds import job, run_on
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from scheduler_world import World
+from scheduler_world import World, reborn
 
 from rollpacker.rollmux.model import decisions as do
 from rollpacker.rollmux.model import events as ev
@@ -72,9 +71,7 @@ def test_a_restart_on_named_nodes_goes_on_as_if_nothing_had_happened(data: st.Da
     class Both(Scheduler):
         def handle(self, now: float, event: ev.Event) -> list[do.Decision]:
             nonlocal restarted
-            state = json.loads(json.dumps(restarted.state_dict()))
-            restarted = Scheduler(how, Fixed())
-            restarted.load_state_dict(state)
+            restarted = reborn(restarted)
             made = straight.handle(now, event)
             assert restarted.handle(now, event) == made
             assert restarted.next_look() == straight.next_look()

@@ -1,6 +1,5 @@
 """When jobs that wait are expected to start: runs ahead, and the middle of them."""
 
-import json
 import math
 from collections.abc import Collection
 from dataclasses import replace
@@ -11,6 +10,7 @@ import pytest
 from cluster_worlds import run_on
 from msgspec import structs
 
+from rollpacker.core.codec import dumps_finite
 from rollpacker.rollmux.model import decisions as do
 from rollpacker.rollmux.model import events as ev
 from rollpacker.rollmux.model.inventory import Fixed, Machine
@@ -50,10 +50,10 @@ class Forecasting(Scheduler):
         if self.said:
             runs = [forecast(self, now, number=number, job=job) for number in range(2)]
             return [run[job] for run in runs]
-        before = json.dumps(self.state_dict())
+        before = dumps_finite(self.snapshot())
         runs = [forecast(self, now, number=number)[job] for number in (0, 1, 1)]
         assert runs[1] == runs[2]
-        assert json.dumps(self.state_dict()) == before
+        assert dumps_finite(self.snapshot()) == before
         return runs[:2]
 
 

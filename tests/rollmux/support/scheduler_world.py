@@ -2,11 +2,21 @@
 
 from hypothesis import strategies as st
 
+from rollpacker.core.codec import dumps_finite, load, loads
 from rollpacker.rollmux.model import decisions as do
 from rollpacker.rollmux.model import events as ev
 from rollpacker.rollmux.model.inventory import POOL_NAMES, Fixed
 from rollpacker.rollmux.model.jobs import JobSpec
 from rollpacker.rollmux.scheduler.scheduler import Scheduler
+from rollpacker.rollmux.scheduler.snapshot import SchedulerSnapshot
+
+
+def reborn(scheduler: Scheduler) -> Scheduler:
+    """Another one with the same state, which went through JSON."""
+    named = isinstance(scheduler.cluster.inventory, Fixed)
+    another = Scheduler(scheduler.settings, Fixed() if named else None)
+    another.restore(load(loads(dumps_finite(scheduler.snapshot())), SchedulerSnapshot))
+    return another
 
 
 class World:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from math import inf
-from typing import Any
 
 from msgspec.structs import replace
 
-from rollpacker.core.codec import load, plain
 from rollpacker.rollmux.model import decisions as do
 from rollpacker.rollmux.model import events as ev
 from rollpacker.rollmux.model.cluster import Cluster, Job
@@ -86,9 +84,6 @@ class Scheduler:
         """The next permit has at least this number."""
         self._permits.token = max(self._permits.token, token)
 
-    def look_again(self) -> None:
-        self._repack.everything()
-
     def snapshot(self) -> SchedulerSnapshot:
         """All state on which later decisions depend. It shares objects with the scheduler."""
         return SchedulerSnapshot(
@@ -104,12 +99,6 @@ class Scheduler:
             looks=self._permits.timers.times(),
             rehearsed=list(self.admission.rehearsed.values()),
         )
-
-    def state_dict(self) -> dict[str, Any]:
-        return plain(self.snapshot())
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.restore(load(state, SchedulerSnapshot))
 
     def restore(self, saved: SchedulerSnapshot) -> None:
         """Restore a snapshot into a new scheduler with the same settings."""

@@ -182,7 +182,7 @@ class Store:
             self._db.executemany(sql, list(values.items()))
 
     def set_closed(self, closed: bool) -> None:
-        """Whether the last daemon ended in good order."""
+        """Whether the last daemon ended in good order, so that no start searches for damage."""
         self.set_meta({"closed": "yes" if closed else ""})
 
     def append(self, changes: Changes) -> None:

@@ -151,16 +151,14 @@ class _Ahead(ClusterSimulation):
         }
         for _ in range(events):
             done = not waiting if job is None else job not in waiting
-            if done or not self._heap or not self._somebody_leaves():
+            leaves = any(run.waits_since is None and run.ends for run in self._live.values())
+            if done or not self._heap or not leaves:
                 break
             self._next()
             for name in [name for name, each in waiting.items() if each.waits_since is None]:
                 found[name] = self.now - self._began
                 del waiting[name]
         return found
-
-    def _somebody_leaves(self) -> bool:
-        return any(run.waits_since is None and run.ends for run in self._live.values())
 
     def _expect_another(self) -> None:
         coming = next(self._coming, None)

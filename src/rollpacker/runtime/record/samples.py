@@ -223,14 +223,14 @@ def _encoded(columns: Mapping[str, Sequence[Any]], schema: Mapping[str, pl.DataT
     try:
         frame = pl.DataFrame(columns, schema=kinds)
     except UnicodeEncodeError:  # half of a surrogate pair in JSON
-        frame = pl.DataFrame({n: _encodable(v) for n, v in columns.items()}, schema=kinds)
+        encodable = {
+            name: [v.encode(errors="replace").decode() if isinstance(v, str) else v for v in values]
+            for name, values in columns.items()
+        }
+        frame = pl.DataFrame(encodable, schema=kinds)
     buffer = io.BytesIO()
     frame.write_parquet(buffer, compression="zstd")
     return buffer.getvalue()
-
-
-def _encodable(values: Sequence[Any]) -> list[Any]:
-    return [v.encode(errors="replace").decode() if isinstance(v, str) else v for v in values]
 
 
 def _program(run: CodeRun | None) -> tuple[object, ...]:

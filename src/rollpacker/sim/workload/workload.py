@@ -280,16 +280,14 @@ class DrawnWorkload:
     def place(self, prompt: PromptId, domain: str, *, number: int, visits: int = 0) -> None:
         """Restore a prompt that was the ``number``-th drawn and was sampled in ``visits`` steps."""
         known = self._recorded[number] if number < len(self._recorded) else None
+        rng = np.random.default_rng([self._seed, 0, number])
         self._out[prompt] = _Visit(
             number=number,
             domain=domain,
-            traits=self._traits(number) if known is None else known.traits,
+            traits=self._lengths.traits(rng, 1) if known is None else known.traits,
             recorded=known,
             visits=visits - 1,
         )
-
-    def _traits(self, number: int) -> Floats:
-        return self._lengths.traits(np.random.default_rng([self._seed, 0, number]), 1)
 
     def length(self, step: int, prompt: PromptId, index: int) -> int:
         visit = self._visit(step, prompt)

@@ -20,7 +20,7 @@ from collections import OrderedDict, deque
 from collections.abc import Collection
 from heapq import heappop, heappush
 
-from rollpacker.sim.costs.costs import ADMIT_SHARE, PLAIN, EngineCosts, Pace, Rule, ahead_terms
+from rollpacker.sim.costs.costs import ADMIT_SHARE, EngineCosts, Pace, Rule, ahead_terms
 from rollpacker.sim.workload.workload import Live, SimulatedRequest, ToolKv
 
 
@@ -78,9 +78,6 @@ class Decoder:
     @property
     def steps(self) -> int:
         return round(self.decode_steps - self._saved)
-
-    def _pace(self, batch: int) -> Pace:
-        return PLAIN if self._rule is None else self._rule.pace(batch)
 
     @property
     def waiting(self) -> int:
@@ -256,7 +253,7 @@ class Decoder:
     def _pass(self, steps: int, end: float) -> None:
         tokens = len(self._running) * steps
         if self._rule is not None:
-            self._count(self._pace(len(self._running)), tokens, steps)
+            self._count(self._rule.pace(len(self._running)), tokens, steps)
         self.decode_steps += steps
         self.generated_tokens += tokens
         self._context += tokens

@@ -176,7 +176,7 @@ class Writer:
                 self._refuse_all(batch)
             self._deliver()
         if not self._broken:
-            self.core.leave()
+            self.core.store.set_closed(True)
 
     def _round(self, batch: list[_Call]) -> None:
         if self._broken and not self._repair():

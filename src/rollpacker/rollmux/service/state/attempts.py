@@ -106,9 +106,6 @@ class ProgramRuns:
         if self.used > self.program.restarts or self.nodes_lost >= MOST_NODES_LOST:
             self.outcome = "failed"
 
-    def job_ended(self) -> None:
-        self.outcome = self.outcome or "stopped"
-
 
 class RunningPrograms:
     """Jobs with running attempts, by node."""

@@ -315,7 +315,7 @@ class LeasedScheduler:
             self._close(record.token, "lost", effects)
         record.ended, record.ending = self.now, False
         if record.program is not None:
-            record.program.job_ended()
+            record.program.outcome = record.program.outcome or "stopped"
         self._settle(record)
         record.request = record.move = None
         self.fences = [fence for fence in self.fences if fence.job != decision.job]

@@ -95,19 +95,16 @@ def _saved(fence: Fence, leased: LeasedScheduler) -> SavedFence:
     return SavedFence(tokens=tokens, job=fence.job, node=fence.node, why=fence.why)
 
 
-class Block(NamedTuple):
-    """Some rows of a list as they were encoded at once, and the names of their pieces."""
-
-    text: bytes
-    names: Collection[str]
+_Blocks = dict[tuple[str, int], tuple[bytes, Collection[str]]]
+"""By list and first row: the rows as they were encoded at once, and the names of their pieces."""
 
 
 class Difference(NamedTuple):
-    """Changed and new pieces by name, names of removed pieces, and the blocks of the state."""
+    """Changed and new pieces, names of removed ones, and the blocks of the new state."""
 
     changed: dict[str, bytes]
     gone: set[str]
-    blocks: dict[tuple[str, int], Block]
+    blocks: _Blocks
 
 
 class Pieces:
@@ -119,26 +116,23 @@ class Pieces:
 
     def __init__(self, written: Mapping[str, bytes]) -> None:
         self.written = dict(written)
-        self._blocks: dict[tuple[str, int], Block] = {}
+        self._blocks: _Blocks = {}
 
     def difference(self, state: LeasedState) -> Difference:
-        found: dict[str, bytes] = {}
-        blocks: dict[tuple[str, int], Block] = {}
+        found, blocks = dict[str, bytes](), _Blocks()
         for name, value in _parts(state):
             key = _ROWS.get(name) if isinstance(value, list) else None
             for start in range(0, len(value) if key else 1, _BLOCK):
                 rows = value[start : start + _BLOCK] if key else value
-                text, before = dumps_finite(rows), self._blocks.get((name, start))
-                if before is None or before.text != text:
-                    pieces = (
-                        {f"{name}/{key(row)}": dumps_finite(row) for row in rows}
-                        if key
-                        else {name: text}
-                    )
+                text, block = dumps_finite(rows), self._blocks.get((name, start))
+                if block is None or block[0] != text:
+                    pieces = {name: text}
+                    if key:
+                        pieces = {f"{name}/{key(row)}": dumps_finite(row) for row in rows}
                     found |= pieces
-                    before = Block(text, pieces.keys())
-                blocks[name, start] = before
-        left = [b.names for k, b in self._blocks.items() if blocks.get(k) is not b]
+                    block = text, pieces.keys()
+                blocks[name, start] = block
+        left = [b[1] for at, b in self._blocks.items() if blocks.get(at) is not b]
         old = set[str]().union(*left) if self._blocks else set(self.written)
         changed = {name: text for name, text in found.items() if self.written.get(name) != text}
         return Difference(changed, old - found.keys(), blocks)
@@ -168,20 +162,18 @@ def encode(state: LeasedState) -> dict[str, bytes]:
 
 def decode(pieces: Mapping[str, bytes | str]) -> LeasedState:
     """The inverse of ``encode``. Raises ``ValueError`` on an invalid state."""
-    data: dict[str, Any] = {"jobs": []}
-    slots: list[Any] = []
-    lists = {"jobs": [], "groups": [], "rehearsed": []}
-    inner: dict[str, Any] = lists | {"inventory": {"slots": slots}}
+    found: dict[str, Any] = {place: [] for place in _ROWS}
     for name, text in pieces.items():
         place, row, _ = name.partition("/")
-        owner, key = (inner, place[len(_PART) + 1 :]) if place.startswith(_PART) else (data, place)
-        if place == _INVENTORY and row:
-            slots.append(loads(text))
-        elif row and name != place:
-            owner[key].append(loads(text))
+        if row:
+            found.setdefault(place, []).append(loads(text))
         else:
-            owner[key] = loads(text)
-    return load(data | {_PART: inner}, LeasedState)
+            found[place] = loads(text)
+    if isinstance(found[_INVENTORY], list):
+        found[_INVENTORY] = {"slots": found[_INVENTORY]}
+    start = f"{_PART}."
+    inner = {name[len(start) :]: each for name, each in found.items() if name.startswith(start)}
+    return load(found | {_PART: inner}, LeasedState)
 
 
 def restored(

@@ -322,10 +322,6 @@ class TransactionLog:
         self._forecaster.close()
         self.store.close()
 
-    def leave(self) -> None:
-        """End in good order, so that the next start skips the search for damage."""
-        self.store.set_closed(True)
-
 
 def _name(fence: Fence) -> Due:
     return ("end of job", fence.job) if fence.node is None else ("failure of node", fence.node)

@@ -27,8 +27,8 @@ Metrics = dict[str, Any]
 """Metrics of one step: numbers by name, ``tail/round_kind``, and the lists of
 ``engine/step_times``. ``step`` is always there."""
 
-OFTEN = 0.1
-"""The share of steps without a lesson at which a warning begins."""
+OFTEN = 0.2
+"""Share of steps without a lesson at which a warning begins. The demo's race has up to 0.14."""
 _KINDS = tuple(kind.value for kind in RoundKind)
 
 

@@ -111,7 +111,7 @@ class Launcher:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(agent.pid, signal.SIGCONT)
             agent.stdin.close()
-            agent.wait(20)
+            agent.wait(90)  # it knocks for a minute where the door was cut off
         for proxy in self.proxies:
             proxy.close()
 
